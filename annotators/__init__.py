@@ -1,0 +1,1 @@
+"""Reads an exported graph and writes annotations on it."""

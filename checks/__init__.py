@@ -1,0 +1,1 @@
+"""What a converted graph must satisfy, whichever quantizer made it."""

@@ -1,0 +1,1 @@
+"""Ranges and qparams: what was observed, and which scale and zero point follow from it. Knows no graphs."""

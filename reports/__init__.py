@@ -1,0 +1,1 @@
+"""Findings, groups and ranges, shown to people."""
