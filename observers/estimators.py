@@ -3,8 +3,8 @@
 An estimator is an `nn.Module` whose whole state is registered buffers (so it follows `.to`, `state_dict` and
 `copy.deepcopy`). It knows nothing of graphs, families or qparams sharing; the observer around it does.
 
-Values that float32 can't hold (NaN, infinities, float64 beyond 3.4e38) never enter a range: they are counted, per
-batch, in `nonfinite_batches`, and the rest of their batch still counts.
+Values that float32 can't hold (NaN, infinities, float64 beyond 3.4e38) never enter a range:
+`nonfinite_batches` counts the batches that had some, and the rest of such a batch still counts.
 """
 
 from __future__ import annotations
@@ -21,7 +21,8 @@ from .ranges import Range
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-    from typing import Self
+
+    from typing_extensions import Self
 
     from .qparams import Scheme
 
@@ -45,7 +46,7 @@ class Estimator(nn.Module, ABC):
     def update(self, values: Tensor) -> None:
         """Take in one batch: a detached, non-empty floating-point tensor of any shape and float dtype."""
 
-    def range(self, scheme: Scheme) -> Range | None:  # noqa: ARG002  (min-max needs no scheme)
+    def range(self, scheme: Scheme) -> Range | None:
         """Return the range to quantize with `scheme`, or None if no finite value was seen."""
         low, high = self.min_val.item() + 0.0, self.max_val.item() + 0.0  # + 0.0 turns -0.0 into 0.0
         return Range(low, high) if low <= high else None
@@ -97,7 +98,7 @@ class MinMaxEstimator(Estimator):
 
     def _extend(self, values: Tensor, low: float, high: float) -> Tensor:
         """Widen the state to [low, high], the ends of `values`; return the finite values."""
-        if not (-_LARGEST <= low and high <= _LARGEST):  # also true if either is NaN
+        if not (low >= -_LARGEST and high <= _LARGEST):  # also true if either is NaN
             values = self._drop_nonfinite(values)
             if values.numel() == 0:
                 return values
@@ -129,7 +130,7 @@ class MovingAverageEstimator(Estimator):
     def update(self, values: Tensor) -> None:
         """Take in one batch."""
         low, high = torch.aminmax(values)
-        if not (-_LARGEST <= low.item() and high.item() <= _LARGEST):
+        if not (low.item() >= -_LARGEST and high.item() <= _LARGEST):
             values = self._drop_nonfinite(values)
             if values.numel() == 0:
                 return
@@ -147,9 +148,9 @@ class HistogramEstimator(MinMaxEstimator):
     """The range with the least expected squared error, searched on a logarithmic histogram of the values.
 
     The bins are fixed (see `histogram`), so the state does not depend on the order of the batches, and two
-    states merge exactly, by addition. Up to `histogram.EXACT_ELEMENTS` elements per batch every value is counted,
-    and how the data is cut into batches does not matter either; of larger batches the tails are counted exactly
-    and the body is a strided sample. Minimum and maximum are always exact. Takes 64 KiB.
+    states merge exactly, by addition. Of a batch of up to `histogram.EXACT_ELEMENTS` (131072) elements every
+    value is counted, so how the data is cut into batches does not matter either; of a larger one the tails are
+    counted exactly, the body by a strided sample. Minimum and maximum are always exact. The state takes 64 KiB.
 
     After `fill` the range is the filled one, widened by whatever is seen later, until `reset`.
     """

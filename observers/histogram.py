@@ -3,12 +3,12 @@
 A bin is the sign, the exponent and the first four mantissa bits of a float32: 16 bins per octave and sign,
 8192 in all, whatever the data. So there is nothing to rescale when a larger value comes, and histograms add.
 
-The search minimizes the expected squared error of quantizing a value that is uniformly distributed within its
-bin. With t = x / scale and n = clamp(round(t), first, last) the error of one value is scale**2 * (t - n)**2, whose
-integral over t from 0 is G(t) = n / 12 + (t - n)**3 / 3: every full code adds 1/12, and the remainder, also that
-beyond the last code (clipping), adds a third of its cube. So a bin [a, b] of c values costs
-c * scale**3 / (b - a) * (G(b / scale) - G(a / scale)): rounding, clipping and values that vanish in the code of 0,
-in one formula.
+The search minimizes the expected squared error of quantizing a value that is uniformly distributed within
+its bin. With t = x / scale and n = clamp(round(t), first, last) the error of a value is scale**2 * (t - n)**2.
+Its integral over t from 0 is G(t) = n / 12 + (t - n)**3 / 3: every full code adds 1/12, and the remainder,
+also that beyond the last code (clipping), adds a third of its cube. So the c values of a bin [a, b] cost
+c * scale**3 / (b - a) * (G(b / scale) - G(a / scale)): rounding, clipping and values that vanish in the code
+of 0, in one formula.
 """
 
 from __future__ import annotations
@@ -37,16 +37,18 @@ _NORMAL: Final = 1 << (23 - _SHIFT)  # the first bin of normal numbers
 BINS: Final = 2 * _SIDE  # negative values by growing magnitude, then positive ones
 EXACT_ELEMENTS: Final = 1 << 17  # the largest batch that is counted value by value
 _SAMPLE: Final = 1 << 16  # the least number of values sampled from a larger batch
-_ROW: Final = 64  # elements per row whose ends decide if it holds a value of the tails
+_ROW: Final = 128  # elements per row, whose ends decide if it holds a value of the tails
+_CACHED_ROWS: Final = 1024  # rows that are converted at a time, to stay in the cache
 _TAIL: Final = 16  # a tail is what lies beyond the bin that holds the 16th largest value of the sample
 
 _MAX_CODES: Final = 4096  # schemes with more codes clip nothing: their rounding is far below any outlier
 _ATOM: Final = 1e-7  # relative width of a bin that holds one value only
-_GAIN: Final = 0.99  # the error must fall by 1 % (0.04 dB) for clipping to be worth its risk
+_GAIN: Final = 0.01  # clipping must lower the error by 1 % (0.04 dB) to be worth its risk,
+_CHANCE: Final = 0.5  # and by this over sqrt(values): rounding n values differs by chance by 1.3 / sqrt(n)
 
 
 def count(values: Tensor) -> Tensor:
-    """Return the number of `values` (finite, any shape and float dtype) in each bin: int64 of shape [BINS]."""
+    """Return how many `values` (finite, any shape and float dtype) are in each bin: int64 of shape [BINS]."""
     return torch.bincount(_bins(values.reshape(-1)), minlength=BINS)
 
 
@@ -56,7 +58,7 @@ def _bins(flat: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class Rows:
-    """A large batch, cut into rows of which the smallest and the largest value are known."""
+    """A large batch, cut into rows of which the smallest and the largest value are known (as float32)."""
 
     flat: Tensor
     low: Tensor
@@ -67,15 +69,17 @@ class Rows:
         """Cut `values`, at least one row; what is left over is no row."""
         by_stride = sorted(range(values.dim()), key=values.stride, reverse=True)
         flat = values.permute(by_stride).reshape(-1)  # a view also of dense layouts like channels_last
-        if flat.dtype == torch.float64:
-            flat = flat.to(torch.float32)  # whose bins these are
         rows = flat[: flat.numel() // _ROW * _ROW].view(-1, _ROW)
-        return cls(flat, rows.amin(1), rows.amax(1))
+        if rows.dtype == torch.float32:
+            return cls(flat, rows.amin(1), rows.amax(1))
+        parts = (part.to(torch.float32) for part in rows.split(_CACHED_ROWS))  # torch reduces those slowly
+        ends = [(part.amin(1), part.amax(1)) for part in parts]
+        return cls(flat, torch.cat([low for low, _ in ends]), torch.cat([high for _, high in ends]))
 
     @property
     def rest(self) -> Tensor:
-        """The values after the last full row."""
-        return self.flat[self.low.numel() * _ROW :]
+        """The values after the last full row, as float32."""
+        return self.flat[self.low.numel() * _ROW :].to(torch.float32)
 
     def ends(self) -> tuple[float, float]:
         """Return the smallest and the largest value; NaN if there is one."""
@@ -93,25 +97,25 @@ class Rows:
         stride = self.flat.numel() // _SAMPLE
         while math.gcd(stride, self.flat.numel()) != 1:
             stride -= 1
-        sides = count(self.flat[::stride]).view(2, _SIDE)
-        first = [_first_tail_bin(side) for side in sides]
-        for side, bin_ in zip(sides, first, strict=True):
-            side[bin_:] = 0
-        return (sides * stride).view(-1) + self._tails(*first)
+        body = count(self.flat[::stride]).mul_(stride)
+        negative, positive = (_first_tail_bin(side, stride) for side in body.view(2, _SIDE))
+        tails = self._count_beyond(-_edge(negative), _edge(positive))
+        for first in (negative, positive + _SIDE):
+            end = (first // _SIDE + 1) * _SIDE
+            body[first:end] = tails[first:end]
+        return body
 
-    def _tails(self, negative: int, positive: int) -> Tensor:
-        """Count the values in the bins from `negative` and from `positive` on."""
-        low, high = -_edge(negative), _edge(positive)
-        hot = (self.low <= low) | (self.high >= high)
-        found = self.flat[: hot.numel() * _ROW].view(-1, _ROW)[hot].view(-1)
-        found = torch.cat((found, self.rest))
-        return count(found[(found <= low) | (found >= high)])
+    def _count_beyond(self, low: float, high: float) -> Tensor:
+        """Count all values <= low or >= high, and some of the others."""
+        hot = ((self.low <= low) | (self.high >= high)).nonzero()[:, 0]
+        rows = self.flat[: self.low.numel() * _ROW].view(-1, _ROW).index_select(0, hot)
+        return count(torch.cat((rows.view(-1).to(torch.float32), self.rest)))
 
 
-def _first_tail_bin(side: Tensor) -> int:
+def _first_tail_bin(side: Tensor, weight: int) -> int:
     """Return the bin from which on `side` holds less than _TAIL samples; never the bin of 0."""
     beyond = side.sum() - side.cumsum(0)
-    return int((beyond >= _TAIL).sum()) + 1
+    return min(int((beyond >= _TAIL * weight).sum()) + 1, _SIDE - 1)
 
 
 def _edge(bin_: int) -> float:
@@ -142,11 +146,12 @@ def search(counts: Counts, seen: Range, scheme: Scheme) -> Range:
         low = -_minimize(lambda t: error(-t, high), min(floor, -seen.min / 8), -seen.min, 24)
         high = _minimize(lambda t: error(low, t), high / 1.2, min(high * 1.2, seen.max), 8)
     before, after = error(np.array([seen.min, low]), np.array([seen.max, high]))
-    return Range(low, high) if after < before * _GAIN else seen
+    gain = 1.0 - after / before if before else 0.0
+    return Range(low, high) if gain > _GAIN + _CHANCE / math.sqrt(error.values) else seen
 
 
 def _minimize(error: Callable[[Array], Array], start: float, stop: float, points: int) -> float:
-    """Return where in [start, stop] (positive) a vectorized function is least: a geometric grid, refined once."""
+    """Return where in [start, stop], positive, `error` is least: on a geometric grid, refined once."""
     grid = _geometric(start, stop, points)
     at = int(np.argmin(error(grid)))
     grid = _geometric(grid[max(at - 1, 0)], grid[min(at + 1, points - 1)], 13)
@@ -164,8 +169,10 @@ class _Error:
     """The expected squared error, summed over all values, as a function of the range."""
 
     edges: Array  # of the bins that matter, ascending; one more than densities
-    density: Array  # values per real unit
+    density: Array  # values per real unit, but for the ends
+    ends: Array  # the smallest and the largest value, each of which exists once for certain
     near_zero: float  # the error of the values so small that every candidate puts them in the code of 0
+    values: float  # the number of all others
     least_threshold: float  # no magnitude below this is worth clipping at
     scheme: Scheme
 
@@ -178,30 +185,32 @@ class _Error:
         edges = _edges(0, stop + 1)
         step = (max(seen.max, 0.0) - min(seen.min, 0.0)) / codes
         least = min(_least_threshold(both[:stop], edges, step), max(-seen.min, seen.max))
-        first = min(int(np.searchsorted(edges, least / codes / 8)), stop - 1)
+        first = min(int(np.searchsorted(edges, least / codes / 4)), stop - 1)
         near_zero = float(both[:first] @ (edges[1 : first + 1] ** 2 / 3)) if first else 0.0
-        ascending = np.concatenate((-edges[: first - stop - 2 : -1], edges[first:]))
         inside = np.concatenate((sides[0, first:stop][::-1], [0.0], sides[1, first:stop]))
-        used = inside.nonzero()[0]
-        ascending = ascending[used[0] : used[-1] + 2]
-        inside = inside[used[0] : used[-1] + 1]
-        ascending[0] = min(max(ascending[0], seen.min), ascending[1] - _ATOM * abs(ascending[1]))
-        ascending[-1] = max(min(ascending[-1], seen.max), ascending[-2] + _ATOM * abs(ascending[-2]))
-        return cls(ascending, inside / np.diff(ascending), near_zero, least, scheme)
+        used = slice(inside.nonzero()[0][0], inside.nonzero()[0][-1] + 1)
+        outer = np.concatenate((-edges[first:][::-1], edges[first:]))[used.start : used.stop + 1]
+        outer[0] = min(max(outer[0], seen.min), outer[1] - _ATOM * abs(outer[1]))
+        outer[-1] = max(min(outer[-1], seen.max), outer[-2] + _ATOM * abs(outer[-2]))
+        inside, values = inside[used], float(inside.sum())
+        apart = [at for at, end in ((0, seen.min), (-1, seen.max)) if abs(end) >= edges[first]]
+        for at in apart:
+            inside[at] = max(inside[at] - 1.0, 0.0)
+        ends = np.array([seen.min, seen.max])[apart]
+        return cls(outer, inside / np.diff(outer), ends, near_zero, values, least, scheme)
 
     def __call__(self, low: Array | float, high: Array | float) -> Array:
         """Return the error for each range [low, high], in squared real units."""
         scale, first = self._grid(np.minimum(low, 0.0), np.maximum(high, 0.0))
-        t = self.edges / scale[:, None]
-        code = np.rint(t)
-        np.maximum(code, first[:, None], out=code)
-        np.minimum(code, first[:, None] + (self.scheme.quant_max - self.scheme.quant_min), out=code)
-        t -= code
-        integral = t * t
-        integral *= t
+        last = first + (self.scheme.quant_max - self.scheme.quant_min)
+        off, code = _remainder(self.edges / scale[:, None], first, last)
+        integral = off * off
+        integral *= off
         integral *= 4.0
         integral += code  # 12 * G
-        result: Array = scale**3 / 12 * (np.diff(integral) @ self.density) + self.near_zero
+        ends, _ = _remainder(self.ends / scale[:, None], first, last)
+        spread = scale**3 / 12 * (np.diff(integral) @ self.density)
+        result: Array = spread + scale**2 * (ends * ends).sum(1) + self.near_zero
         return result
 
     def _grid(self, low: Array, high: Array) -> tuple[Array, Array]:
@@ -217,11 +226,20 @@ class _Error:
         return scale, np.rint(low / scale)
 
 
+def _remainder(t: Array, first: Array, last: Array) -> tuple[Array, Array]:
+    """Return t less its code, and the code; `t` is overwritten."""
+    code = np.rint(t)
+    np.maximum(code, first[:, None], out=code)
+    np.minimum(code, last[:, None], out=code)
+    t -= code
+    return t, code
+
+
 def _least_threshold(counts: Array, edges: Array, step: float) -> float:
     """Return the least magnitude that may be worth clipping at.
 
-    Less than a quarter of the values that are not 0 lie beyond it, and clipping there costs less than all that
-    rounding with `step` (that of min-max) can cost, step**2 / 4 per value.
+    At most a quarter of the values that are not 0 lie beyond it, and clipping there costs no more than all
+    that rounding with `step`, that of min-max, can cost: step**2 / 4 per value.
     """
     lower, middle = edges[:-1], (edges[:-1] + edges[1:]) / 2
     zeros, ones, squares = np.cumsum((counts * middle ** [[0], [1], [2]])[:, ::-1], axis=1)[:, ::-1]
