@@ -9,7 +9,7 @@
 
 import ast
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 PACKAGE = "quantmark"
@@ -19,6 +19,7 @@ LATE = ("coremltools", "ethosu", "executorch", "sklearn", "tosa", "tosa_referenc
 MAX_LINES = 500
 
 FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda)
+TYPING_ONLY = ("TYPE_CHECKING", "typing.TYPE_CHECKING")
 
 
 def findings(root: Path) -> Iterator[str]:
@@ -41,7 +42,7 @@ def findings(root: Path) -> Iterator[str]:
 
 
 def _breaches(tree: ast.Module, path: Path) -> Iterator[tuple[int, str]]:
-    for node, late in _walk(tree, late=False):
+    for node, late in _walk([tree], late=False):
         if not isinstance(node, ast.stmt | ast.expr):
             continue
         breaches: list[str | None] = []
@@ -58,12 +59,15 @@ def _breaches(tree: ast.Module, path: Path) -> Iterator[tuple[int, str]]:
         yield from ((node.lineno, breach) for breach in breaches if breach)
 
 
-def _walk(node: ast.AST, *, late: bool) -> Iterator[tuple[ast.AST, bool]]:
-    """Yield all that is below `node`, and whether importing the module leaves it unexecuted."""
-    for child in ast.iter_child_nodes(node):
-        yield child, late
-        typing_only = isinstance(child, ast.If) and ast.unparse(child.test).endswith("TYPE_CHECKING")
-        yield from _walk(child, late=late or typing_only or isinstance(child, FUNCTIONS))
+def _walk(nodes: Iterable[ast.AST], *, late: bool) -> Iterator[tuple[ast.AST, bool]]:
+    """Yield all nodes, and whether importing the module leaves them unexecuted (`late`)."""
+    for node in nodes:
+        yield node, late
+        if isinstance(node, ast.If) and ast.unparse(node.test) in TYPING_ONLY:
+            yield from _walk(node.body, late=True)
+            yield from _walk(node.orelse, late=late)
+        else:
+            yield from _walk(ast.iter_child_nodes(node), late=late or isinstance(node, FUNCTIONS))
 
 
 def _absolute_breach(module: str, *, late: bool) -> str | None:

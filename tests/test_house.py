@@ -85,6 +85,8 @@ def test_a_house_in_order_has_no_findings(house: Path) -> None:
         ("configs/x.py", "from executorch.exir import to_edge", "imports executorch at module level"),
         ("configs/x.py", "try:\n  import tosa\nexcept ImportError: pass", "imports tosa at module level"),
         ("configs/x.py", "class C:\n  import ethosu.vela", "imports ethosu at module level"),
+        ("configs/x.py", "if not TYPE_CHECKING:\n  import tosa", "imports tosa at module level"),
+        ("configs/x.py", "if TYPE_CHECKING:\n  pass\nelse:\n  import tosa", "imports tosa at module level"),
         ("cli/x.py", "def f():\n  print(1)", "prints: return it, or hand it to reports/"),
         ("cli/x.py", "def f():\n  assert f", "asserts: raise a named error"),
         ("cli/x.py", "x = 1\n" * 501, "over 500 lines"),
