@@ -1,20 +1,21 @@
 """Which ranges may have one qparams: the fewest groups in which no member loses more than a budget.
 
-A scale is a sum of two parts, what a range needs below 0 and above 0 (in a symmetric scheme it is one part, the
-larger need). A group's scale is the sum of the largest parts among its members, so a member loses most if its own
-sum is the smallest: a group is within budget exactly if
+A scale is a sum of two parts: what the range needs below 0 and what it needs above 0, in real units per code.
+(In a symmetric scheme it is one part, the larger need.) A group's scale is the sum of the largest parts among
+its members, and the member whose own sum is the smallest loses most. So a group is within budget exactly if
 
-    max(below) + max(above) <= k * min(below + above),    k = 10 ** (budget / 20).
+    max(below) + max(above) <= k * min(below + above),    k = 10 ** (budget / 20)
 
-So the groups are a cover of points (below, above) by right-angled triangles. The point with the smallest sum, the
-*anchor*, must lie in one of them, and what else can lie there depends only on where that triangle's right edge
-is: a one-dimensional choice, which the solvers below make again and again.
+and grouping is covering points (below, above) with right-angled triangles. The point with the smallest sum,
+the *anchor*, must lie in one of them; what else can lie there depends only on where the right edge is. Both
+solvers below make this one-dimensional choice again and again: one tries every edge, one takes the best.
 """
 
 from __future__ import annotations
 
 import math
 from bisect import bisect_left
+from collections import Counter
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, NamedTuple
 
@@ -27,14 +28,15 @@ if TYPE_CHECKING:
     from .qparams import QParams, Scheme
     from .ranges import Range
 
-# How far a ratio of scales may exceed the budget for the rounding of 10 ** (budget / 20), less than 1e-8 dB.
-# Scales are float32, two of which differ by 6e-8 or more: so a budget of 0 dB still means equal scales.
+# How far a ratio of scales may exceed the budget, for the rounding of 10 ** (budget / 20): less than 1e-8 dB.
+# Scales are float32, so two that differ are 6e-8 or more apart: a budget of 0 dB still means equal scales.
 _RATIO_TOLERANCE: Final = 1e-9
-_FLOAT32_MAX: Final = (2 - 2.0**-23) * 2.0**127
+_EXACT_MAX: Final = 16  # points up to which all is tried; the time grows exponentially
+
+_FLOAT32_MAX: Final = (2.0 - 2.0**-23) * 2.0**127
 _FLOAT32_DIGITS: Final = 24
 _FLOAT64_EXPONENT_MAX: Final = 300.0
 _FLOAT64_ROUNDING: Final = 1e-15
-_EXACT_MAX: Final = 10  # points up to which the number of groups is proven minimal; the search is exponential
 
 
 @dataclass(frozen=True)
@@ -45,7 +47,7 @@ class QParamGroup:
         members: their ids, in the order in which they were given.
         range: the smallest range that covers all of theirs.
         qparams: what they share.
-        losses_db: what sharing costs each member, in dB (`sharing_loss_db`); 0 for a tensor that is 0 throughout.
+        losses_db: what sharing costs each member, in dB (`sharing_loss_db`).
     """
 
     members: tuple[str, ...]
@@ -64,9 +66,10 @@ def partition(
 ) -> tuple[QParamGroup, ...]:
     """Cut `ranges` into groups that share qparams, each member losing at most `max_sharing_loss_db`.
 
-    The groups don't depend on the order of `ranges`, and no two of them could be merged within the budget. Their
-    number is the least possible for a symmetric scheme, and for up to 10 distinct ranges; beyond that it is
-    seldom more than one above. A tensor that is 0 throughout is exact at any scale: it joins the largest group.
+    The groups don't depend on the order of `ranges`, and no two of them could be merged within the budget.
+    Their number is the least possible for a symmetric scheme, and for up to 16 distinct ranges; beyond that
+    seldom more than one above. A tensor that is 0 throughout is exact at any scale and loses nothing in any
+    group: it joins the one with the most members (of these, the one with the smallest member).
 
     Args:
         ranges: member id -> observed range.
@@ -86,28 +89,25 @@ def partition(
         raise ConfigError(f"max_sharing_loss_db must be >= 0 dB, got {max_sharing_loss_db}")
     points = {name: _point(range_, scheme) for name, range_ in ranges.items() if not _is_zero(range_)}
     cover = _cover(sorted(set(points.values())), _ratio(max_sharing_loss_db))
-    if not partial and len(cover) > 1:
+    if len(cover) > 1 and not partial:
         return _alike(ranges, scheme)
-    where = {point: number for number, group in enumerate(cover) for point in group}
-    members: list[list[str]] = [[] for _ in cover] or [[]]
-    for name, point in points.items():
-        members[where[point]].append(name)
-    largest = max(range(len(members)), key=lambda number: len(members[number]))
-    numbers = {name: number for number, group in enumerate(members) for name in group}
+    number = {point: i for i, group in enumerate(cover) for point in group}
+    sizes = Counter(number[point] for point in points.values())
+    largest = max(sorted(sizes), key=sizes.__getitem__, default=0)
     groups: dict[int, list[str]] = {}
     for name in ranges:
-        groups.setdefault(numbers.get(name, largest), []).append(name)
+        groups.setdefault(number[points[name]] if name in points else largest, []).append(name)
     return tuple(_shared(group, ranges, scheme) for group in groups.values())
 
 
 def _shared(members: Sequence[str], ranges: Mapping[str, Range], scheme: Scheme) -> QParamGroup:
-    union = ranges[members[0]].union(*(ranges[name] for name in members))
-    qparams = choose_qparams(union, scheme)
+    covering = _covering(members, ranges)
+    qparams = choose_qparams(covering, scheme)
     losses = tuple(
         0.0 if _is_zero(ranges[name]) else sharing_loss_db(scale_of(ranges[name], scheme), qparams.scale)
         for name in members
     )
-    return QParamGroup(tuple(members), union, qparams, losses)
+    return QParamGroup(tuple(members), covering, qparams, losses)
 
 
 def _alike(ranges: Mapping[str, Range], scheme: Scheme) -> tuple[QParamGroup, ...]:
@@ -116,14 +116,13 @@ def _alike(ranges: Mapping[str, Range], scheme: Scheme) -> tuple[QParamGroup, ..
     for name, range_ in ranges.items():
         groups.setdefault(choose_qparams(range_, scheme), []).append(name)
     return tuple(
-        QParamGroup(
-            tuple(members),
-            ranges[members[0]].union(*(ranges[name] for name in members)),
-            qparams,
-            (0.0,) * len(members),
-        )
+        QParamGroup(tuple(members), _covering(members, ranges), qparams, (0.0,) * len(members))
         for qparams, members in groups.items()
     )
+
+
+def _covering(members: Sequence[str], ranges: Mapping[str, Range]) -> Range:
+    return ranges[members[0]].union(*(ranges[name] for name in members))
 
 
 def _is_zero(range_: Range) -> bool:
@@ -203,7 +202,7 @@ def _fewest(points: Sequence[_Point], ratio: float) -> list[list[_Point]]:
 
 
 def _choices(points: Sequence[_Point], left: int, ratio: float) -> list[int]:
-    """Return every group that holds the anchor of the points `left` and could take no other, largest first."""
+    """Return the groups that hold the anchor of the points `left` and can't grow, the largest first."""
     bits = [(1 << i, point) for i, point in enumerate(points) if left >> i & 1]
     anchor = bits[0][1]
     reach = _reach(anchor.scale, ratio)
@@ -219,7 +218,7 @@ def _choices(points: Sequence[_Point], left: int, ratio: float) -> list[int]:
 def _greedy(points: Sequence[_Point], ratio: float) -> list[list[_Point]]:
     """Return a small cover of many points: always the largest group that holds the smallest point left.
 
-    No two of them can be merged: together they would have been a choice for the earlier one, and a larger one.
+    No two of them can be merged: together they would have been a choice for the earlier one, and a larger.
     """
     slabs = [_Slab(slab) for slab in _slabs(points, ratio)]
     cover: list[list[_Point]] = []
@@ -296,7 +295,7 @@ class _Slab:
                 self._next[self._place[point]] += 1
 
     def _left_from(self, place: int) -> int:
-        """Return the first place from `place` on whose point is left, shortening the way for the next search."""
+        """Return the first place from `place` on whose point is left; shorten the way for the next search."""
         while self._next[place] != place:
             self._next[place] = self._next[self._next[place]]
             place = self._next[place]
