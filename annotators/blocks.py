@@ -1,0 +1,196 @@
+"""Fused blocks: a weighted op, an optional batch norm, an optional activation, quantized at the borders only.
+
+        x   w   b                 input edge   -> cell of x
+         \\  |  /                  weight edge  -> cell of w, per output channel
+          head                    bias edge    -> float, or derived from input and weight
+           |
+       batch_norm   (QAT only)    nothing between the members
+           |
+        dropout ..  (no-ops)
+           |
+        clamp(s)                  output       -> cell with the clamp as its contract
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from torch.fx import Node
+
+from ..configs.base import BiasKind, SymmetricActivation
+from ..configs.ops import BATCH_NORMS, CLAMPS, HEADS, HeadRule
+from ..observers.ranges import UNBOUNDED, Bounds
+from .draft import Draft, Weight
+from .graph import argument, is_constant, is_float_tensor, number, op_name, rank, users, value_of
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from ..configs.base import BackendConfig, BlockRules
+    from ..observers.qparams import Scheme
+
+
+@dataclass(frozen=True)
+class Block:
+    """One fused block.
+
+    Args:
+        head: the weighted op, or the residual op.
+        members: every node from head to output, in order.
+        bounds: what its activations guarantee of the output.
+        scheme: of the output (one-sided for a relu in a symmetric scheme).
+        unfused: why an activation that follows was not taken in, or "".
+    """
+
+    head: Node
+    members: tuple[Node, ...]
+    bounds: Bounds
+    scheme: Scheme
+    unfused: str = ""
+
+    @property
+    def output(self) -> Node:
+        """The node whose value leaves the block."""
+        return self.members[-1]
+
+
+def clamp_bounds(node: Node) -> Bounds | None:
+    """Return the bounds of a clamping activation in any of its spellings, or None if it isn't one.
+
+    A clamp whose bound is a tensor, or a threshold that is no relu, is none.
+    """
+    name = op_name(node)
+    if name == "relu":
+        return Bounds(0.0, None)
+    if name == "relu6":
+        return Bounds(0.0, 6.0)
+    if name == "threshold":
+        is_relu = number(node, "threshold") == 0.0 and number(node, "value") == 0.0
+        return Bounds(0.0, None) if is_relu else None
+    ends = {"hardtanh": ("min_val", "max_val"), "clamp": ("min", "max"), "clamp_min": ("min", None), "clamp_max": (None, "max")}
+    if name not in ends:
+        return None
+    found = [_bound(node, end) for end in ends[name]]
+    low, high = (None if end is not None and math.isinf(end) else end for end in found)
+    if any(isinstance(argument(node, end), Node) for end in ends[name] if end):
+        return None
+    if low is not None and high is not None and low > high:
+        return Bounds(high, high)  # torch.clamp: the maximum wins
+    return Bounds(low, high)
+
+
+def _bound(node: Node, end: str | None) -> float | None:
+    return None if end is None else number(node, end)
+
+
+def why_not_fused(bounds: Bounds, scheme: Scheme, rules: BlockRules) -> str:
+    """Return why saturation can't stand for a clamp to `bounds` in `scheme`, or "" if it can.
+
+    Every scheme keeps 0 exact, so saturation can't stand for a clamp that excludes 0.
+    """
+    low, high = bounds.lower, bounds.upper
+    if (low is not None and low > 0.0) or (high is not None and high < 0.0):
+        return "its bounds exclude 0, which is always representable"
+    if not scheme.symmetric or not bounds.is_bounded:
+        return ""
+    if low == 0.0:
+        separate = rules.symmetric_activation is SymmetricActivation.SEPARATE
+        return "zero_point != quant_min in a symmetric scheme, and the config keeps it separate" if separate else ""
+    if low is None or high is None or low != -high:
+        return "a symmetric scheme can only saturate at ends of equal size"
+    return ""
+
+
+def output_scheme(bounds: Bounds, scheme: Scheme) -> Scheme:
+    """Return the scheme of a block's output: one-sided where a symmetric scheme meets a lower bound of 0."""
+    return scheme.one_sided() if scheme.symmetric and bounds.lower == 0.0 else scheme
+
+
+def head_rule(node: Node, config: BackendConfig) -> HeadRule | None:
+    """Return the rule of a weighted op that the config runs quantized, or None."""
+    name = op_name(node)
+    rule = HEADS.get(name) if name in config.blocks.heads else None
+    if rule is None or not is_float_tensor(node):
+        return None
+    weight = argument(node, rule.weight)
+    if not isinstance(weight, Node) or not is_constant(weight) or not is_float_tensor(weight):
+        return None
+    if name in {"mm", "matmul"} and rank(weight) != 2:  # noqa: PLR2004  (a batched right operand is no weight)
+        return None
+    if name == "convolution" and argument(node, "transposed"):
+        rule = HeadRule(rule.input, rule.weight, rule.bias, 1, transposed=True)
+    if rule.transposed and argument(node, "groups") != 1 and not config.blocks.grouped_transposed:
+        return None
+    return rule
+
+
+def find_block(head: Node, config: BackendConfig, accepts: Callable[[Node], bool]) -> Block:
+    """Return the block that begins at `head`: as far down as each member has one reader and may be fused.
+
+    `accepts` says of a node whether it is free and under the same config.
+    """
+    members, bounds, unfused = [head], UNBOUNDED, ""
+    pending: list[Node] = []  # no-ops that only belong to the block if a clamp follows
+    scheme = config.activation.scheme
+    node = head
+    while (follower := _only_reader(node)) is not None and accepts(follower):
+        name = op_name(follower)
+        if node is head and name in BATCH_NORMS and op_name(head) in HEADS:
+            members.append(follower)
+        elif name in config.blocks.through and is_float_tensor(follower) and not _drops(follower):
+            pending.append(follower)
+        elif (then := clamp_bounds(follower)) is not None and name in config.blocks.activations & CLAMPS:
+            unfused = why_not_fused(bounds.then(then), scheme, config.blocks)
+            if unfused:
+                break
+            bounds = bounds.then(then)
+            members += [*pending, follower]
+            pending = []
+        else:
+            break
+        node = follower
+    return Block(head, tuple(members), bounds, output_scheme(bounds, scheme), unfused)
+
+
+def _only_reader(node: Node) -> Node | None:
+    readers = users(node)
+    if len(readers) != 1 or readers[0].op == "output" or len(readers[0].args) == 0:
+        return None
+    reader = readers[0]
+    return reader if reader.args[0] is node and reader.all_input_nodes.count(node) == 1 else None
+
+
+def _drops(node: Node) -> bool:
+    """Tell whether a dropout is in train mode, where it changes values."""
+    return "dropout" in op_name(node) and bool(argument(node, 2 if op_name(node) != "native_dropout" else "train"))
+
+
+def annotate_head(
+    draft: Draft, block: Block, rule: HeadRule, config: BackendConfig, read: Callable[[Node, Node], str]
+) -> None:
+    """Put the input, weight and bias edges of a weighted op in their cells; `read` places an activation's edge."""
+    head = block.head
+    source = argument(head, rule.input)
+    weight = argument(head, rule.weight)
+    if not isinstance(source, Node) or not isinstance(weight, Node):
+        return
+    entry = read(source, head)
+    cell = f"{weight.name}#{op_name(head)}{'t' if rule.transposed else ''}"
+    if cell not in draft.cells:
+        draft.new_cell(cell, weight, config, scheme=config.weight.scheme, follows=entry)
+        draft.weights[cell] = _weight(cell, weight, rule, config)
+    elif draft.cells[cell].follows != entry:  # read by several ops: it is quantized whatever becomes of one
+        draft.unfollow(cell)
+    draft.put((weight, head), cell)
+    bias = argument(head, rule.bias) if rule.bias is not None else None
+    if isinstance(bias, Node) and config.bias.kind is BiasKind.INT32_DERIVED:
+        draft.derived[bias, head] = ((source, head), (weight, head))
+        draft.biases[bias, head] = config
+
+
+def _weight(cell: str, weight: Node, rule: HeadRule, config: BackendConfig) -> Weight:
+    axis = rule.channel_axis if config.weight.per_channel and rank(weight) > 1 else None
+    shape = getattr(value_of(weight), "shape", (1,))
+    return Weight(cell, config, axis, int(shape[axis]) if axis is not None else 1)

@@ -1,0 +1,168 @@
+"""What becomes of an observer in `convert_pt2e`: a quantize/dequantize pair, or nothing.
+
+torchao calls an observer's own `convert(model, node)` where it has one. Ours writes the pair that the plan decided,
+and leaves out a pair that would do nothing: the cell stays float, or the value was just dequantized with the very
+same qparams. So a value is quantized once, and a decision made late costs no node.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, cast
+
+import torch
+from torchao.quantization.pt2e.fake_quantize import FakeQuantize
+from torchao.quantization.pt2e.utils import create_getattr_from_value
+
+from ..observers.observer import PerChannelRangeObserver, RangeObserver
+
+if TYPE_CHECKING:
+    from torch import Tensor
+    from torch.fx import GraphModule, Node
+
+    from ..observers.estimators import Estimator
+    from ..observers.observer import Component
+    from ..observers.qparams import QParams
+    from ..observers.ranges import Range
+    from ..observers.resolution import Assignment
+
+_LIB = torch.ops.quantized_decomposed
+
+
+def replace_with_pairs(node: Node, assignment: Assignment) -> None:
+    """Replace an observer node by the quantize/dequantize pairs that its cell was assigned."""
+    value = cast("Node", node.args[0])
+    if assignment.qparams is not None:
+        for qparams in filter(None, (assignment.through, assignment.qparams)):
+            value = _pair(node, value, qparams)
+    node.replace_all_uses_with(value)
+    node.graph.erase_node(node)
+
+
+def _pair(node: Node, value: Node, qparams: QParams) -> Node:
+    scheme = qparams.scheme
+    args = (qparams.scale, qparams.zero_point, scheme.quant_min, scheme.quant_max, scheme.dtype)
+    if value.target is _LIB.dequantize_per_tensor.default and value.args[1:6] == args:
+        return value
+    graph = node.graph
+    with graph.inserting_before(node):
+        quantized = graph.call_function(_LIB.quantize_per_tensor.default, (value, *args))
+        dequantized = graph.call_function(_LIB.dequantize_per_tensor.default, (quantized, *args), _out_dtype(node))
+    _copy_origin(node, quantized, dequantized)
+    return dequantized
+
+
+def replace_with_channel_pair(
+    model: GraphModule, node: Node, observer: PerChannelRangeObserver, qparams: tuple[Tensor, Tensor]
+) -> None:
+    """Replace the observer node of a weight by a per-channel quantize/dequantize pair."""
+    graph = node.graph
+    with graph.inserting_before(node):
+        names = [
+            create_getattr_from_value(model, graph, f"_{suffix}", tensor)
+            for suffix, tensor in zip(("scale", "zero_point"), qparams, strict=True)
+        ]
+        args = (*names, observer.ch_axis, observer.quant_min, observer.quant_max, observer.dtype)
+        quantized = graph.call_function(_LIB.quantize_per_channel.default, (node.args[0], *args))
+        dequantized = graph.call_function(
+            _LIB.dequantize_per_channel.default, (quantized, *args), _out_dtype(node)
+        )
+    _copy_origin(node, quantized, dequantized)
+    node.replace_all_uses_with(dequantized)
+    graph.erase_node(node)
+
+
+def _out_dtype(node: Node) -> dict[str, torch.dtype]:
+    """Return what keeps a half-precision model's dtype at the border (the ops' default is float32)."""
+    value = cast("Node", node.args[0]).meta.get("val")
+    dtype = getattr(value, "dtype", torch.float32)
+    return {} if dtype == torch.float32 else {"out_dtype": dtype}
+
+
+def _copy_origin(node: Node, *made: Node) -> None:
+    for each in made:
+        for key in ("from_node", "nn_module_stack", "stack_trace"):
+            if key in node.meta:
+                each.meta[key] = node.meta[key]
+
+
+class PlannedObserver(RangeObserver):
+    """A `RangeObserver` that writes what its plan decided."""
+
+    @classmethod
+    def planned(
+        cls, component: Component, cell: str, estimator: Estimator, preset: Range | None, **kwargs: object
+    ) -> PlannedObserver:
+        """Make the observer of a cell; `kwargs` are the spec's fields."""
+        return cls(component=component, cell=cell, estimator=estimator, preset=preset, **kwargs)  # type: ignore[arg-type]
+
+    def convert(self, model: GraphModule, observer_node: Node) -> None:  # noqa: ARG002  (torchao's signature)
+        """Replace the observer node in the graph (called by `convert_pt2e`)."""
+        replace_with_pairs(observer_node, self.assignment())
+
+
+class PlannedPerChannelObserver(PerChannelRangeObserver):
+    """A `PerChannelRangeObserver` that writes what its plan decided."""
+
+    @classmethod
+    def planned(cls, component: Component, cell: str, channels: int, **kwargs: object) -> PlannedPerChannelObserver:
+        """Make the observer of a weight; `kwargs` are the spec's fields."""
+        return cls(component=component, cell=cell, channels=channels, **kwargs)  # type: ignore[arg-type]
+
+    def convert(self, model: GraphModule, observer_node: Node) -> None:
+        """Replace the observer node in the graph (called by `convert_pt2e`)."""
+        if self.assignment().qparams is None:
+            replace_with_pairs(observer_node, self.assignment())
+        else:
+            replace_with_channel_pair(model, observer_node, self, self.calculate_qparams())
+
+
+class PlannedFakeQuantize(FakeQuantize):  # type: ignore[misc]  # torchao is untyped
+    """torchao's `FakeQuantize` around a `RangeObserver`, for quantization-aware training."""
+
+    activation_post_process: RangeObserver
+
+    @classmethod
+    def planned(
+        cls, component: Component, cell: str, estimator: Estimator, preset: Range | None, **kwargs: object
+    ) -> PlannedFakeQuantize:
+        """Make the fake-quantize of a cell; `kwargs` are the spec's fields."""
+
+        def observer(**fields: object) -> PlannedObserver:
+            return PlannedObserver.planned(component, cell, estimator, preset, **fields)
+
+        return cls(observer=observer, **kwargs)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Observe, then round as the plan decided so far; a cell that is float or saw nothing passes through."""
+        if self.observer_enabled[0] == 1:
+            self.activation_post_process(x.detach())
+        if self.activation_post_process.known_range() is None:
+            return x
+        assignment = self.activation_post_process.assignment()
+        if assignment.qparams is None:
+            return x
+        self.scale.fill_(assignment.qparams.scale)
+        self.zero_point.fill_(assignment.qparams.zero_point)
+        if self.fake_quant_enabled[0] == 1:
+            for q in filter(None, (assignment.through, assignment.qparams)):
+                x = torch.fake_quantize_per_tensor_affine(x, q.scale, q.zero_point, q.scheme.quant_min, q.scheme.quant_max)
+        return x
+
+    def convert(self, model: GraphModule, observer_node: Node) -> None:  # noqa: ARG002  (torchao's signature)
+        """Replace the fake-quantize node in the graph (called by `convert_pt2e`)."""
+        replace_with_pairs(observer_node, self.activation_post_process.assignment())
+
+
+class PlannedPerChannelFakeQuantize(FakeQuantize):  # type: ignore[misc]  # torchao is untyped
+    """torchao's `FakeQuantize` around a `PerChannelRangeObserver`, for the weights in training."""
+
+    @classmethod
+    def planned(
+        cls, component: Component, cell: str, channels: int, **kwargs: object
+    ) -> PlannedPerChannelFakeQuantize:
+        """Make the fake-quantize of a weight; `kwargs` are the spec's fields."""
+
+        def observer(**fields: object) -> PerChannelRangeObserver:
+            return PerChannelRangeObserver(component=component, cell=cell, channels=channels, once=False, **fields)  # type: ignore[arg-type]
+
+        return cls(observer=observer, **kwargs)

@@ -1,0 +1,150 @@
+"""The plan while it is drawn up: cells with their places in the graph.
+
+A place is a node (its output) or a pair (producer, reader) (an input edge). Annotators put places in cells; the
+writer turns cells into torchao annotations; `observers.resolution` decides about cells without seeing a graph.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING
+
+from torch.fx import Node
+
+from ..observers.plan import Cell, Family, Join, Plan
+from ..observers.ranges import UNBOUNDED, Bounds
+from .graph import where
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from torch.fx.graph_module import GraphModule
+
+    from ..configs.base import BackendConfig
+    from ..observers.qparams import QParams, Scheme
+
+Place = Node | tuple[Node, Node]
+
+
+@dataclass
+class Weight:
+    """A weight to observe: where it is read, and over which axis its channels run (None: one scale)."""
+
+    cell: str
+    config: BackendConfig
+    channel_axis: int | None
+    channels: int
+
+
+@dataclass
+class Draft:
+    """Cells, places and relations that the annotators have found so far in one graph.
+
+    Args:
+        model: the graph module that is being annotated.
+        config_of: node -> the config that applies to it, or None to leave it float.
+    """
+
+    model: GraphModule
+    config_of: Callable[[Node], BackendConfig | None]
+    cells: dict[str, Cell] = field(default_factory=dict)
+    places: dict[Place, str] = field(default_factory=dict)
+    weights: dict[str, Weight] = field(default_factory=dict)
+    configs: dict[str, BackendConfig] = field(default_factory=dict)
+    biases: dict[tuple[Node, Node], BackendConfig] = field(default_factory=dict)
+    derived: dict[tuple[Node, Node], tuple[tuple[Node, Node], tuple[Node, Node]]] = field(default_factory=dict)
+    families: list[Family] = field(default_factory=list)
+    joins: list[Join] = field(default_factory=list)
+    _float_cells: dict[Node, str] = field(default_factory=dict)
+    _bases: dict[str, Scheme] = field(default_factory=dict)
+
+    def new_cell(
+        self,
+        name: str,
+        node: Node,
+        config: BackendConfig,
+        *,
+        scheme: Scheme | None = None,
+        contract: Bounds = UNBOUNDED,
+        bounds: Bounds = UNBOUNDED,
+        fixed: QParams | None = None,
+        follows: str | None = None,
+    ) -> str:
+        """Add a cell, named after the node that it begins at, and return its name."""
+        base = config.activation.scheme
+        cell = Cell(
+            name=name,
+            where=where(node),
+            scheme=scheme or base,
+            contract=contract,
+            bounds=bounds,
+            fixed=fixed,
+            follows=follows,
+        )
+        self.cells[name] = cell
+        self.configs[name] = config
+        self._bases[name] = base
+        return name
+
+    def put(self, place: Place, cell: str) -> None:
+        """Put a place in a cell; the value that it holds counts as one of the cell's."""
+        self.places[place] = cell
+        value = place if isinstance(place, Node) else place[0]
+        known = self.cells[cell]
+        if value.name not in known.values:
+            self.cells[cell] = replace(known, values=(*known.values, value.name))
+
+    def unfollow(self, cell: str) -> None:
+        """Quantize the cell whatever becomes of the one that it followed."""
+        self.cells[cell] = replace(self.cells[cell], follows=None)
+
+    def output_cell(self, node: Node) -> str | None:
+        """Return the cell of the node's output, or None where it is float."""
+        return self.places.get(node)
+
+    def read(self, value: Node, reader: Node, config: BackendConfig) -> str:
+        """Put the edge value -> reader in the cell of the value, and return it.
+
+        A value that is float, or quantized with another scheme than the reader's, gets a cell of edges alone.
+        """
+        cell = self.places.get(value)
+        if cell is None or self._bases[cell] != config.activation.scheme:
+            cell = self.float_cell(value, config)
+        self.put((value, reader), cell)
+        return cell
+
+    def float_cell(self, value: Node, config: BackendConfig) -> str:
+        """Return the cell of the edges that quantize a value which is float, or of another scheme."""
+        scheme = config.activation.scheme
+        name = f"{value.name}@{str(scheme.dtype).removeprefix('torch.')}[{scheme.quant_min},{scheme.quant_max}]"
+        if scheme.symmetric:
+            name += "s"
+        if name not in self.cells:
+            self.new_cell(name, value, config)
+            self._float_cells[value] = name
+        return name
+
+    def existing_float_cell(self, value: Node) -> str | None:
+        """Return the newest cell of edges that quantize the value, or None."""
+        return self._float_cells.get(value)
+
+    def branch_cell(self, value: Node, config: BackendConfig, root: str | None, *, name: str = "") -> str:
+        """Return a new cell for a branch: of the root's scheme, where the root has a cell."""
+        scheme = self.cells[root].scheme if root else None
+        cell = self.new_cell(name or value.name, value, config, scheme=scheme)
+        if root:
+            self._bases[cell] = self._bases[root]
+        return cell
+
+    def base_scheme(self, cell: str) -> Scheme:
+        """Return the scheme of the config that the cell was made under (its own may be one-sided)."""
+        return self._bases[cell]
+
+    def drop_cells(self, names: set[str]) -> None:
+        """Forget cells and their places: they stay float."""
+        self.cells = {name: cell for name, cell in self.cells.items() if name not in names}
+        self.places = {place: cell for place, cell in self.places.items() if cell not in names}
+
+    def plan(self) -> Plan:
+        """Return what was drawn up, as data."""
+        return Plan(cells={n: c for n, c in self.cells.items() if c.values}, families=tuple(self.families), joins=tuple(self.joins))

@@ -1,0 +1,148 @@
+"""What is asked of an FX graph: names, operands, dtypes, origins. Read-only."""
+
+from __future__ import annotations
+
+import operator
+from typing import TYPE_CHECKING
+
+import torch
+from torch._subclasses import FakeTensor
+from torch.fx import Node
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from torch.fx.graph_module import GraphModule
+    from torch.fx.node import Argument
+
+
+def op_name(node: Node) -> str:
+    """Return the canonical name of the aten op that the node calls, or "" if it calls none.
+
+    Overload, in-place underscore and `_copy` suffix are cut off, in the aten and the edge dialect:
+    aten.relu_.default is "relu", aten.slice_copy.Tensor is "slice".
+    """
+    if node.op != "call_function":
+        return ""
+    if node.target is operator.getitem:
+        return "getitem"
+    schema = getattr(node.target, "_schema", None)
+    name = getattr(schema, "name", "")
+    if not name.startswith("aten::"):
+        return ""
+    return name.removeprefix("aten::").removesuffix("_copy").rstrip("_")
+
+
+def is_in_place(node: Node) -> bool:
+    """Tell whether the node's op writes into its first operand."""
+    schema = getattr(node.target, "_schema", None)
+    return bool(schema and schema.arguments and schema.arguments[0].alias_info and schema.arguments[0].alias_info.is_write)
+
+
+def argument(node: Node, key: int | str) -> Argument:
+    """Return an operand by the position or name that the op's schema gives it, else the schema's default."""
+    parameters = node.target._schema.arguments  # type: ignore[union-attr]
+    names = [p.name for p in parameters]
+    index = key if isinstance(key, int) else names.index(key) if key in names else -1
+    if not 0 <= index < len(parameters):
+        return None
+    if index < len(node.args):
+        return node.args[index]
+    default: Argument = parameters[index].default_value if parameters[index].has_default_value() else None
+    return node.kwargs.get(names[index], default)
+
+
+def number(node: Node, key: int | str) -> float | None:
+    """Return a scalar operand as a float, or None where it is absent or not a number known now."""
+    value = argument(node, key)
+    return float(value) if isinstance(value, (int, float)) and not isinstance(value, bool) else None
+
+
+def operands(node: Node) -> list[Node]:
+    """Return the nodes that the node reads, each once, in the order of its arguments."""
+    return list(node.all_input_nodes)
+
+
+def value_of(node: Node) -> object:
+    """Return the fake value that export recorded for the node, or None."""
+    return node.meta.get("val")
+
+
+def is_float_tensor(node: Node) -> bool:
+    """Tell whether the node yields one floating-point tensor that isn't empty."""
+    value = value_of(node)
+    if not isinstance(value, (FakeTensor, torch.Tensor)) or not value.dtype.is_floating_point:
+        return False
+    return all(not isinstance(size, int) or size > 0 for size in value.shape)
+
+
+def numel(node: Node) -> int:
+    """Return the number of elements of the node's tensor; dynamic sizes count by their hint, else as 1."""
+    value = value_of(node)
+    total = 1
+    for size in getattr(value, "shape", ()):
+        total *= int(size) if isinstance(size, int) else _hint(size)
+    return total
+
+
+def _hint(size: object) -> int:
+    hint = getattr(getattr(size, "node", None), "hint", None)
+    return hint if isinstance(hint, int) else 1
+
+
+def rank(node: Node) -> int:
+    """Return the number of dimensions of the node's tensor (0 if it has none)."""
+    return len(getattr(value_of(node), "shape", ()))
+
+
+def constant_value(model: GraphModule, node: Node) -> torch.Tensor | None:
+    """Return the tensor that a get_attr node reads, or None."""
+    if node.op != "get_attr":
+        return None
+    found: object = model
+    for part in str(node.target).split("."):
+        found = getattr(found, part, None)
+    return found if isinstance(found, torch.Tensor) else None
+
+
+_CONSTANT_THROUGH = frozenset({"lift_fresh", "detach", "alias", "clone", "t", "transpose", "permute", "view", "reshape"})
+
+
+def is_constant(node: Node) -> bool:
+    """Tell whether the node is a parameter or buffer, or one that was merely moved about."""
+    while op_name(node) in _CONSTANT_THROUGH and node.args and isinstance(node.args[0], Node):
+        node = node.args[0]
+    return node.op == "get_attr"
+
+
+def module_path(node: Node) -> str:
+    """Return the path of the module that the node comes from ("layer1.0.conv"), "" for the root."""
+    stack = node.meta.get("nn_module_stack") or {}
+    entries = list(stack.values())
+    return clean_path(entries[-1][0]) if entries else ""
+
+
+def module_stack(node: Node) -> Iterator[tuple[str, str]]:
+    """Yield (path, qualified type name) of every module around the node, outermost first."""
+    for path, kind in (node.meta.get("nn_module_stack") or {}).values():
+        yield clean_path(path), kind if isinstance(kind, str) else f"{kind.__module__}.{kind.__qualname__}"
+
+
+def clean_path(path: str) -> str:
+    """Return a module path without the prefixes that the export modes put before it."""
+    for prefix in ("L['self'].", "L__self__", "self."):
+        path = path.removeprefix(prefix)
+    path = "" if path in {"L['self']", "self"} else path
+    return path.replace("['", ".").replace("']", "").replace("[", ".").replace("]", "").lstrip(".")
+
+
+def where(node: Node) -> str:
+    """Return node name, op and module path, as messages show them."""
+    path = module_path(node)
+    op = op_name(node) or node.op
+    return f"{node.name} ({op}{', in ' + path if path else ''})"
+
+
+def users(node: Node) -> Sequence[Node]:
+    """Return the nodes that read the node's value and matter at run time (no guards, no shape look-ups)."""
+    return [u for u in node.users if u.target != "_guards_fn" and not op_name(u).startswith(("sym_", "_assert"))]

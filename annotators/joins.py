@@ -1,0 +1,82 @@
+"""Joins: several tensors that become one (cat, stack), the mirror image of branches.
+
+The join's input edges and its output are one cell C, which sees every operand and so covers all of them. Whether
+an operand's own cell is to have C's qparams too, or is requantized at the edge, is a decision:
+
+    conv+relu6 (cell A) --edge in C--> cat --> C        A keeps zero_point == quant_min where C is signed
+    x (float)           --edge in C--> cat
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from ..observers.plan import Join, JoinInput
+from .graph import users, where
+from .roles import MOVEMENTS, Role, Roles, activations
+
+if TYPE_CHECKING:
+    from torch.fx import Node
+
+    from .branches import Trees
+    from .draft import Draft
+
+
+def annotate_join(draft: Draft, node: Node, roles: Roles) -> None:
+    """Put the output of a join in a cell of its own."""
+    config = roles.configs[node]
+    draft.put(node, draft.new_cell(node.name, node, config))
+
+
+def read_join(draft: Draft, node: Node) -> None:
+    """Put the input edges of a join in its output's cell."""
+    cell = draft.places[node]
+    for value in activations(node):
+        draft.put((value, node), cell)
+
+
+def relate_joins(draft: Draft, trees: Trees, roles: Roles) -> None:
+    """Record what may be decided for every join (after all reads, when each cell's readers are known)."""
+    values = _values_by_cell(draft)
+    for node in [n for n in roles.of if roles.role(n) is Role.JOIN]:
+        output = draft.places[node]
+        found: dict[str, bool] = {}
+        for value in activations(node):
+            cell = _cell_of(draft, trees, value)
+            if cell is not None and cell != output and draft.cells[cell].scheme == draft.cells[output].scheme:
+                found[cell] = found.get(cell, True) and _only_read_by(values[cell], node, draft, cell)
+        readers = [place for place, cell in draft.places.items() if cell == output and isinstance(place, tuple)]
+        draft.joins.append(
+            Join(
+                where=where(node),
+                output=output,
+                inputs=tuple(JoinInput(cell=cell, exclusive=alone) for cell, alone in found.items()),
+                may_float=all(reader is node or roles.role(reader) in MOVEMENTS for _, reader in readers),
+                rules=roles.configs[node].joins,
+            )
+        )
+
+
+def _cell_of(draft: Draft, trees: Trees, value: Node) -> str | None:
+    """Return the cell that holds the operand's value elsewhere, or None if it is quantized at this edge alone."""
+    segment = trees.segment(value)
+    if segment is not None and segment.cell in draft.cells:
+        return segment.cell
+    return draft.places.get(value) or draft.existing_float_cell(value)
+
+
+def _values_by_cell(draft: Draft) -> dict[str, list[Node]]:
+    found: dict[str, list[Node]] = {cell: [] for cell in draft.cells}
+    for place, cell in draft.places.items():
+        found[cell].append(place if not isinstance(place, tuple) else place[0])
+    return found
+
+
+def _only_read_by(values: list[Node], join: Node, draft: Draft, cell: str) -> bool:
+    """Tell whether the join is all that reads the cell's values, but for movement inside the cell."""
+    for value in values:
+        for user in users(value):
+            inside = draft.places.get(user) == cell or any(draft.places.get(item) == cell for item in user.users)
+            if user is not join and not inside:
+                return False
+    return True

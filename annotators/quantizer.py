@@ -1,0 +1,190 @@
+"""`BackendQuantizer`: what users pass to `prepare_pt2e`. Finds, matches, relates, writes, and keeps the record."""
+
+from __future__ import annotations
+
+import warnings
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING
+
+from torchao.quantization.pt2e.quantizer import Quantizer
+
+from ..observers.errors import AnnotationError
+from ..observers.qparams import Scheme
+from .blocks import annotate_head, head_rule
+from .branches import annotate_families, annotate_tree, find_trees, read_branch
+from .draft import Draft
+from .elementwise import annotate_block_output, annotate_own_output
+from .joins import annotate_join, read_join, relate_joins
+from .roles import Role, Roles, activations, assign_roles
+from .scope import Rule, Scope, filter_rule, name_rule, operator_rule, type_rule
+from .transform import transform
+from .writer import annotated, mark_inside, write
+
+if TYPE_CHECKING:
+    import re
+    from collections.abc import Callable
+
+    from torch.fx import Node
+    from torch.fx.graph_module import GraphModule
+
+    from ..configs.base import BackendConfig
+    from ..observers.observer import Component
+    from ..observers.rules import Decision
+    from .blocks import Block
+    from .branches import Trees
+
+
+class AnnotationWarning(UserWarning):
+    """Something that the user asked for had no effect, or nothing was quantized at all."""
+
+
+@dataclass
+class Record:
+    """What one `annotate` call did.
+
+    Args:
+        blocks: the fused blocks, by the name of their output node.
+        components: what decides; each holds its decisions once ranges are known.
+        messages: what the user should know (rules without effect, nothing annotated).
+    """
+
+    blocks: dict[str, Block] = field(default_factory=dict)
+    components: list[Component] = field(default_factory=list)
+    messages: list[str] = field(default_factory=list)
+
+    @property
+    def decisions(self) -> tuple[Decision, ...]:
+        """The decisions on branch families and joins, from what was observed so far."""
+        return tuple(d for component in self.components for d in component.resolution().decisions)
+
+
+class BackendQuantizer(Quantizer):  # type: ignore[misc]  # torchao is untyped
+    """Annotate a graph as one backend's config asks.
+
+    Args:
+        config: the backend's config; applies wherever no other rule is set. None leaves float whatever no
+            rule names.
+
+    >>> from quantmark import BackendQuantizer, configs
+    >>> quantizer = BackendQuantizer(configs.xnnpack()).set_module_name("head", None)
+    """
+
+    def __init__(self, config: BackendConfig | None) -> None:
+        super().__init__()
+        self.config = config
+        self.record = Record()
+        self._rules: list[Rule] = []
+
+    def set_global(self, config: BackendConfig | None) -> BackendQuantizer:
+        """Set the config of whatever no other rule names; None leaves it float."""
+        self.config = config
+        return self
+
+    def set_module_name(self, name: str | re.Pattern[str], config: BackendConfig | Scheme | None) -> BackendQuantizer:
+        """Set the config of a module path and all below it; a pattern must match the whole path.
+
+        A `Scheme` stands for the global config with that activation scheme; None leaves the modules float.
+        """
+        return self._add(name_rule(name, self._as_config(config)))
+
+    def set_module_type(self, module_type: type, config: BackendConfig | Scheme | None) -> BackendQuantizer:
+        """Set the config of all modules of a type, and of the modules inside them."""
+        return self._add(type_rule(module_type, self._as_config(config)))
+
+    def set_operator_type(self, operator: object, config: BackendConfig | Scheme | None) -> BackendQuantizer:
+        """Set the config of an operator: an aten overload, an overload packet, or its canonical name."""
+        return self._add(operator_rule(operator, self._as_config(config)))
+
+    def set_filter(
+        self, predicate: Callable[[Node], bool], config: BackendConfig | Scheme | None
+    ) -> BackendQuantizer:
+        """Set the config of the nodes that a predicate holds for."""
+        return self._add(filter_rule(predicate, self._as_config(config)))
+
+    def _add(self, rule: Rule) -> BackendQuantizer:
+        self._rules.append(rule)
+        return self
+
+    def _as_config(self, config: BackendConfig | Scheme | None) -> BackendConfig | None:
+        if not isinstance(config, Scheme):
+            return config
+        if self.config is None:
+            raise AnnotationError("a scheme refines the global config, but none is set: pass a whole config instead")
+        return replace(self.config, activation=replace(self.config.activation, scheme=config))
+
+    def transform_for_annotation(self, model: GraphModule) -> GraphModule:
+        """Spell the graph so that it can be quantized; see `transform.py`."""
+        return transform(model, Scope(self.config, self._rules).config_of)
+
+    def annotate(self, model: GraphModule) -> GraphModule:
+        """Annotate every node that a config covers and no other quantizer has annotated."""
+        scope = Scope(self.config, self._rules)
+        before = {node for node in model.graph.nodes if annotated(node)}
+
+        def config_of(node: Node) -> BackendConfig | None:
+            return None if node in before else scope.config_of(node)
+
+        draft = Draft(model, config_of)
+        roles = assign_roles(model, config_of)
+        trees = draw_up(draft, roles)
+        relate_joins(draft, trees, roles)
+        annotate_families(draft, trees, roles)
+        self.record = Record({n.name: b for n, b in roles.blocks.items()})
+        self.record.components = write(draft, draft.plan())
+        mark_inside([n for n in roles.of if roles.role(n) is not Role.TUPLE])
+        self._note(scope.unmatched(model))
+        if not draft.places and not before:
+            self._note(["no operator was annotated: nothing will be quantized"])
+        return model
+
+    def _note(self, messages: list[str]) -> None:
+        for message in messages:
+            self.record.messages.append(message)
+            warnings.warn(message, AnnotationWarning, stacklevel=4)
+
+    def validate(self, model: GraphModule) -> None:
+        """Nothing is left to check: what the config can't do is not annotated."""
+
+
+def draw_up(draft: Draft, roles: Roles) -> Trees:
+    """Put every place of the graph in a cell: outputs first, then movement, then what ops read."""
+    for node in roles.of:
+        role, config = roles.role(node), roles.configs[node]
+        if role is Role.BLOCK:
+            annotate_block_output(draft, roles.blocks[node], config)
+        elif role is Role.OWN:
+            annotate_own_output(draft, node, config)
+        elif role is Role.JOIN:
+            annotate_join(draft, node, roles)
+    trees = find_trees(roles)
+    for tree in trees.by_root.values():
+        annotate_tree(draft, tree, roles)
+    for node in roles.of:
+        role, config = roles.role(node), roles.configs[node]
+        if role is Role.BLOCK:
+            _read_block(draft, roles.blocks[node], trees, config)
+        elif role is Role.OWN:
+            _read_operands(draft, node, trees, config)
+        elif role is Role.JOIN:
+            read_join(draft, node)
+    return trees
+
+
+def _read_block(draft: Draft, block: Block, trees: Trees, config: BackendConfig) -> None:
+    rule = head_rule(block.head, config)
+    if rule is None:
+        _read_operands(draft, block.head, trees, config)
+    else:
+        annotate_head(draft, block, rule, config, lambda value, node: _read(draft, trees, value, node, config))
+
+
+def _read_operands(draft: Draft, node: Node, trees: Trees, config: BackendConfig) -> None:
+    for value in activations(node):
+        _read(draft, trees, value, node, config)
+
+
+def _read(draft: Draft, trees: Trees, value: Node, reader: Node, config: BackendConfig) -> str:
+    segment = trees.segment(value)
+    if segment is not None and (segment.in_transit or value in trees.segment_of):
+        return read_branch(draft, segment, value, reader, config)
+    return draft.read(value, reader, config)

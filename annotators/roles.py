@@ -1,0 +1,209 @@
+"""What each node of a graph is to the annotators: the head or inside of a block, a movement, a join, ..."""
+
+from __future__ import annotations
+
+import operator
+from collections import defaultdict
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import TYPE_CHECKING
+
+from torch.fx import Node
+
+from .blocks import Block, find_block, head_rule
+from .graph import argument, is_constant, is_float_tensor, op_name, operands, users, value_of
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from torch.fx.graph_module import GraphModule
+
+    from ..configs.base import BackendConfig
+
+
+class Role(Enum):
+    """What a node is to the annotators."""
+
+    FLOAT = "float"
+    """Not ours: an input, a constant, an op that stays float."""
+    BLOCK = "block"
+    """The output of a fused block."""
+    INSIDE = "inside"
+    """A member of a fused block that is not its output."""
+    OWN = "own"
+    """Inputs quantized, output with qparams of its own."""
+    MOVE = "move"
+    """Values are moved, repeated or picked: qparams pass through."""
+    SELECT = "select"
+    """As MOVE, but a part is read: a branch begins here."""
+    TUPLE = "tuple"
+    """A movement whose value is a tuple; its getitem nodes hold the values."""
+    JOIN = "join"
+    """Several inputs become one output."""
+
+
+MOVEMENTS = frozenset({Role.MOVE, Role.SELECT})
+_FLOAT_OPERANDS = {  # operands that are activations, by position; all tensors where an op is not listed
+    "layer_norm": (0,),
+    "native_layer_norm": (0,),
+    "group_norm": (0,),
+    "instance_norm": (0,),
+    "batch_norm": (0,),
+    "prelu": (0,),
+    "where": (1, 2),
+    "masked_fill": (0,),
+}
+
+
+@dataclass
+class Roles:
+    """The role of every node, the blocks, and the config of each node that is quantized."""
+
+    of: dict[Node, Role] = field(default_factory=dict)
+    blocks: dict[Node, Block] = field(default_factory=dict)
+    configs: dict[Node, BackendConfig] = field(default_factory=dict)
+
+    def role(self, node: Node) -> Role:
+        """Return the node's role; FLOAT for nodes that nothing was said of."""
+        return self.of.get(node, Role.FLOAT)
+
+    def is_quantized_op(self, node: Node) -> bool:
+        """Tell whether the node computes on quantized inputs (movement and joins merely pass values on)."""
+        return self.role(node) in {Role.BLOCK, Role.INSIDE, Role.OWN}
+
+
+def activations(node: Node) -> list[Node]:
+    """Return the operands of an elementwise op, join or movement that are float activations or constants."""
+    positions = _FLOAT_OPERANDS.get(op_name(node))
+    if positions is None:
+        return [n for n in operands(node) if is_float_tensor(n)]
+    found = [argument(node, position) for position in positions]
+    return [n for n in found if isinstance(n, Node) and is_float_tensor(n)]
+
+
+def moved(node: Node) -> Node | None:
+    """Return the tensor that a movement moves (for a getitem: the tensor that its tuple was cut from)."""
+    source = node.args[0] if node.args else None
+    if isinstance(source, Node) and node.target is operator.getitem:
+        source = source.args[0] if source.args else None
+    return source if isinstance(source, Node) else None
+
+
+def assign_roles(model: GraphModule, config_of: Callable[[Node], BackendConfig | None]) -> Roles:
+    """Return the role of every node that may be quantized, going through the graph once."""
+    roles = Roles()
+    for node in model.graph.nodes:
+        if node.op != "call_function" or node in roles.of or (config := config_of(node)) is None:
+            continue
+        if not _take_block(node, config, config_of, roles):
+            role = _plain_role(node, config)
+            if role is not None:
+                roles.of[node] = role
+                roles.configs[node] = config
+    _drop_idle_movement(model, roles)
+    return roles
+
+
+def _take_block(
+    head: Node, config: BackendConfig, config_of: Callable[[Node], BackendConfig | None], roles: Roles
+) -> bool:
+    weighted = head_rule(head, config) is not None
+    if not weighted and not _is_residual_head(head, config):
+        return False
+    block = find_block(head, config, lambda node: node not in roles.of and config_of(node) is config)
+    if not weighted and len(block.members) == 1:
+        return False
+    for member in block.members:
+        roles.of[member] = Role.INSIDE
+        roles.configs[member] = config
+    roles.blocks[block.output] = block
+    roles.of[block.output] = Role.BLOCK
+    return True
+
+
+def _is_residual_head(node: Node, config: BackendConfig) -> bool:
+    name = op_name(node)
+    is_own = name in config.blocks.residual_heads and name in config.ops.own
+    return is_own and is_float_tensor(node) and bool(activations(node))
+
+
+def _plain_role(node: Node, config: BackendConfig) -> Role | None:
+    name, rules = op_name(node), config.ops
+    if name == "getitem":
+        return _getitem_role(node, config)
+    if is_constant(node) or (not is_float_tensor(node) and not isinstance(value_of(node), (tuple, list))):
+        return None
+    source = moved(node)
+    if name in rules.shared | rules.selects and source is not None and is_float_tensor(source):
+        if not is_float_tensor(node):
+            return Role.TUPLE
+        return Role.SELECT if name in rules.selects else Role.MOVE
+    if name in rules.joins and is_float_tensor(node):
+        return Role.JOIN
+    if name in rules.own and is_float_tensor(node) and activations(node):
+        return Role.OWN
+    return None
+
+
+def _getitem_role(node: Node, config: BackendConfig) -> Role | None:
+    parent = node.args[0]
+    if not isinstance(parent, Node) or not is_float_tensor(node):
+        return None
+    name, source = op_name(parent), moved(node)
+    if source is None or not is_float_tensor(source):
+        return None
+    if name in config.ops.selects:
+        return Role.SELECT
+    return Role.MOVE if name in config.ops.shared and node.args[1] == 0 else None
+
+
+def _drop_idle_movement(model: GraphModule, roles: Roles) -> None:
+    """Leave movement and joins float where they only carry values between float ops.
+
+    Value-preserving nodes that hang together are one island. It is quantized if a quantized op writes or reads it,
+    or if it touches nothing but the graph's inputs, outputs and constants (quantized IO); an island among float
+    ops would only lose precision.
+    """
+    passing = MOVEMENTS | {Role.JOIN}
+    island: dict[Node, Node] = {}
+
+    def find(node: Node) -> Node:
+        while island[node] is not node:
+            island[node] = island[island[node]]
+            node = island[node]
+        return node
+
+    nodes = [n for n in model.graph.nodes if roles.role(n) in passing]
+    for node in nodes:
+        island[node] = node
+    for node in nodes:
+        for source in _sources(node, roles):
+            if source in island:
+                island[find(source)] = find(node)
+    touches: dict[Node, list[bool]] = defaultdict(list)  # per island: is each neighbour quantized?
+    for node in nodes:
+        neighbours = [s for s in _sources(node, roles) if s not in island and s.op == "call_function" and not is_constant(s)]
+        neighbours += [u for u in _readers(node) if u not in island and u.op == "call_function" and op_name(u) != "getitem"]
+        touches[find(node)] += [roles.is_quantized_op(n) for n in neighbours]
+    for node in nodes:
+        found = touches[find(node)]
+        if found and not any(found):
+            del roles.of[node]
+    for node in model.graph.nodes:
+        if roles.role(node) is Role.TUPLE and not any(roles.role(u) in MOVEMENTS for u in node.users):
+            del roles.of[node]
+
+
+def _sources(node: Node, roles: Roles) -> list[Node]:
+    if roles.role(node) in MOVEMENTS:
+        source = moved(node)
+        return [source] if source is not None else []
+    return activations(node)
+
+
+def _readers(node: Node) -> list[Node]:
+    """Return the readers of a value, seeing through tuples to their items."""
+    found = []
+    for user in users(node):
+        found += list(user.users) if isinstance(value_of(user), (tuple, list)) and user.op == "call_function" else [user]
+    return found

@@ -1,0 +1,145 @@
+"""Which config applies to which node: the user's rules, from the most specific to the global one.
+
+A rule names nodes by predicate, node or module name, module type or operator type. Precedence, highest first:
+
+    1. predicate          `set_filter`
+    2. module name        `set_module_name`: the longer path wins
+    3. module type        `set_module_type`: the innermost module wins
+    4. operator type      `set_operator_type`
+    5. global             the config of the constructor, or `set_global`
+
+Within one level a later call wins over an earlier one.
+"""
+
+from __future__ import annotations
+
+import difflib
+import re
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from .graph import module_stack, op_name
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+
+    from torch.fx import Node
+    from torch.fx.graph_module import GraphModule
+
+    from ..configs.base import BackendConfig
+
+
+@dataclass(frozen=True)
+class Rule:
+    """One of the user's rules.
+
+    Args:
+        kind: "filter", "module name", "module type" or "operator type".
+        subject: what the rule was given, as text.
+        config: what applies, or None to leave the nodes float.
+        depth: node -> how closely the rule names it (larger is closer), or None if it does not.
+    """
+
+    kind: str
+    subject: str
+    config: BackendConfig | None
+    depth: Callable[[Node], int | None] = field(repr=False, compare=False)
+
+
+_RANK = {"filter": 4, "module name": 3, "module type": 2, "operator type": 1}
+
+
+def name_rule(name: str | re.Pattern[str], config: BackendConfig | None) -> Rule:
+    """Return a rule for the modules of a path and all below them; a pattern must match the whole path."""
+
+    def depth(node: Node) -> int | None:
+        paths = [path for path, _ in module_stack(node)]
+        if isinstance(name, re.Pattern):
+            hits = [len(path) for path in paths if name.fullmatch(path)]
+        else:
+            hits = [len(path) for path in paths if path == name]
+        return max(hits, default=None)
+
+    return Rule("module name", name if isinstance(name, str) else name.pattern, config, depth)
+
+
+def type_rule(module_type: type, config: BackendConfig | None) -> Rule:
+    """Return a rule for the nodes that come from modules of a type, and from modules inside them."""
+    wanted = f"{module_type.__module__}.{module_type.__qualname__}"
+
+    def depth(node: Node) -> int | None:
+        kinds = [kind for _, kind in module_stack(node)]
+        return max((level for level, kind in enumerate(kinds) if kind == wanted), default=None)
+
+    return Rule("module type", wanted, config, depth)
+
+
+def operator_rule(operator: object, config: BackendConfig | None) -> Rule:
+    """Return a rule for an operator: an aten overload, an overload packet, or its canonical name."""
+    text = str(operator)
+    name = text.removeprefix("aten.").split(".")[0].removesuffix("_copy").rstrip("_")
+
+    def depth(node: Node) -> int | None:
+        if isinstance(operator, str) or not hasattr(operator, "_schema"):
+            return 0 if op_name(node) == name else None
+        return 0 if node.target == operator else None
+
+    return Rule("operator type", text, config, depth)
+
+
+def filter_rule(predicate: Callable[[Node], bool], config: BackendConfig | None) -> Rule:
+    """Return a rule for the nodes that a predicate holds for."""
+    name = getattr(predicate, "__name__", repr(predicate))
+    return Rule("filter", name, config, lambda node: 0 if predicate(node) else None)
+
+
+class Scope:
+    """The user's rules applied to one graph; remembers which of them matched.
+
+    Args:
+        default: the global config, or None to leave float whatever no rule names.
+        rules: the rules in the order in which they were set.
+    """
+
+    def __init__(self, default: BackendConfig | None, rules: Iterable[Rule]) -> None:
+        self.default = default
+        self.rules = list(rules)
+        self.matched: set[int] = set()
+        self._known: dict[Node, BackendConfig | None] = {}
+
+    def config_of(self, node: Node) -> BackendConfig | None:
+        """Return the config that applies to the node, or None to leave it float."""
+        if node not in self._known:
+            self._known[node] = self._look_up(node)
+        return self._known[node]
+
+    def _look_up(self, node: Node) -> BackendConfig | None:
+        if not self.rules:
+            return self.default
+        best: tuple[int, int, int] | None = None
+        for index, rule in enumerate(self.rules):
+            depth = rule.depth(node)
+            if depth is None:
+                continue
+            self.matched.add(index)
+            key = (_RANK[rule.kind], depth, index)
+            best = key if best is None or key > best else best
+        return self.default if best is None else self.rules[best[2]].config
+
+    def unmatched(self, model: GraphModule) -> list[str]:
+        """Return a message for each rule that named no node, with the nearest names there are."""
+        known: dict[str, set[str]] = {"module name": set(), "module type": set(), "operator type": set()}
+        for node in model.graph.nodes:
+            if node.op == "call_function":
+                known["operator type"] |= {str(node.target), op_name(node)}
+                for path, kind in module_stack(node):
+                    known["module name"].add(path)
+                    known["module type"].add(kind)
+        messages = []
+        for index, rule in enumerate(self.rules):
+            if index in self.matched:
+                continue
+            near = difflib.get_close_matches(rule.subject, sorted(known.get(rule.kind, ())), n=3, cutoff=0.3)
+            hint = f"; nearest: {', '.join(near)}" if near else ""
+            messages.append(f"{rule.kind} {rule.subject!r} matched no node{hint}")
+        return messages

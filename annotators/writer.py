@@ -1,0 +1,208 @@
+"""The one place that writes `node.meta`: cells become torchao annotations.
+
+The first place of a cell in graph order holds the concrete spec, every other place refers to it: a star, so no
+chain can be long and no cycle can arise. Implicit sharing is switched off: all sharing is on the page.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import TYPE_CHECKING
+
+import torch
+from torchao.quantization.pt2e.quantizer import (
+    DerivedQuantizationSpec,
+    QuantizationAnnotation,
+    QuantizationSpec,
+    SharedQuantizationSpec,
+)
+from torchao.quantization.pt2e.quantizer.quantizer import Q_ANNOTATION_KEY
+
+from ..observers.estimators import HistogramEstimator, MinMaxEstimator, MovingAverageEstimator
+from ..observers.observer import Component
+from .conversion import (
+    PlannedFakeQuantize,
+    PlannedObserver,
+    PlannedPerChannelFakeQuantize,
+    PlannedPerChannelObserver,
+)
+from .graph import is_constant, operands
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from torch import Tensor, nn
+    from torch.fx import Node
+    from torchao.quantization.pt2e.quantizer import QuantizationSpecBase
+
+    from ..configs.base import ActivationConfig
+    from ..observers.estimators import Estimator
+    from ..observers.observer import RangeObserver
+    from ..observers.plan import Plan
+    from ..observers.ranges import Range
+    from .draft import Draft, Place, Weight
+
+
+class ObserverFactory:
+    """What torchao calls to make the observer (or fake-quantize) of a cell.
+
+    torchao copies specs deeply for each observer that it makes; the factory is immutable and answers with itself,
+    so that all observers of a component meet in the same component.
+    """
+
+    def __init__(self, name: str, build: Callable[..., nn.Module]) -> None:
+        self.__name__ = name  # torchao passes ch_axis only where this holds "PerChannel"
+        self._build = build
+
+    def with_args(self, **kwargs: object) -> Callable[[], nn.Module]:
+        """Return a constructor with the spec's fields bound, as torchao's own observers have it."""
+        return partial(self._build, **kwargs)
+
+    def __call__(self, **kwargs: object) -> nn.Module:
+        """Make the observer."""
+        return self._build(**kwargs)
+
+    def __deepcopy__(self, memo: dict[int, object]) -> ObserverFactory:
+        """Return the factory itself: it holds no state of its own."""
+        return self
+
+
+def write(draft: Draft, plan: Plan, presets: dict[str, Range] | None = None) -> list[Component]:
+    """Write the annotations of a draft, and return the components that will decide.
+
+    `presets` are ranges known beforehand: the observers are filled with them and need no calibration.
+    """
+    specs = _Specs(draft, plan, presets or {})
+    for node in draft.model.graph.nodes:
+        inputs = {}
+        for value in operands(node):
+            spec = specs.at((value, node))
+            if spec is not None:
+                inputs[value] = spec
+        output = specs.at(node)
+        if inputs or output is not None:
+            node.meta[Q_ANNOTATION_KEY] = QuantizationAnnotation(
+                input_qspec_map=inputs, output_qspec=output, allow_implicit_sharing=False, _annotated=True
+            )
+    return specs.components
+
+
+def mark_inside(nodes: list[Node]) -> None:
+    """Mark the inner nodes of blocks as annotated, so that no later quantizer claims them."""
+    for node in nodes:
+        if Q_ANNOTATION_KEY not in node.meta:
+            node.meta[Q_ANNOTATION_KEY] = QuantizationAnnotation(allow_implicit_sharing=False, _annotated=True)
+
+
+class _Specs:
+    """The spec of each place, made as the writer comes to it."""
+
+    def __init__(self, draft: Draft, plan: Plan, presets: dict[str, Range]) -> None:
+        self.draft = draft
+        self.presets = presets
+        self.anchors: dict[str, Place] = {}
+        registry: list[RangeObserver] = []
+        self.components = []
+        self.component_of: dict[str, Component] = {}
+        for part in plan.components():
+            first = next(iter(part.cells))
+            component = Component(part, draft.configs[first].on_uncalibrated, registry)
+            self.components.append(component)
+            self.component_of |= dict.fromkeys(part.cells, component)
+
+    def at(self, place: Place) -> QuantizationSpecBase | None:
+        if isinstance(place, tuple) and place in self.draft.derived:
+            return self._bias(place)
+        cell = self.draft.places.get(place)
+        if cell is None or cell not in self.component_of:
+            return None
+        anchor = self.anchors.setdefault(cell, place)
+        if anchor is not place:
+            return SharedQuantizationSpec(anchor)
+        weight = self.draft.weights.get(cell)
+        return self._weight(cell, weight) if weight else self._activation(cell)
+
+    def _activation(self, cell: str) -> QuantizationSpec:
+        config = self.draft.configs[cell]
+        scheme = self.component_of[cell].plan.cells[cell].scheme
+        estimator = partial(make_estimator, config.activation)
+        preset = self.presets.get(cell)
+        if self._is_constant(cell):
+            estimator = partial(MinMaxEstimator)
+        kind = PlannedFakeQuantize if config.is_qat else PlannedObserver
+
+        def build(**kwargs: object) -> nn.Module:
+            return kind.planned(self.component_of[cell], cell, estimator(), preset, **kwargs)
+
+        return QuantizationSpec(
+            dtype=scheme.dtype,
+            quant_min=scheme.quant_min,
+            quant_max=scheme.quant_max,
+            qscheme=scheme.qscheme,
+            observer_or_fake_quant_ctr=ObserverFactory(kind.__name__, build),
+        )
+
+    def _is_constant(self, cell: str) -> bool:
+        place = self.anchors[cell]
+        return isinstance(place, tuple) and is_constant(place[0])
+
+    def _weight(self, cell: str, weight: Weight) -> QuantizationSpec:
+        config, scheme = weight.config, weight.config.weight.scheme
+        component = self.component_of[cell]
+        if weight.channel_axis is None:
+            flat = PlannedFakeQuantize if config.is_qat else PlannedObserver
+
+            def build(**kwargs: object) -> nn.Module:
+                return flat.planned(component, cell, MinMaxEstimator(), None, **kwargs)
+
+            name, qscheme = flat.__name__, scheme.qscheme
+        else:
+            channelwise = PlannedPerChannelFakeQuantize if config.is_qat else PlannedPerChannelObserver
+
+            def build(**kwargs: object) -> nn.Module:
+                return channelwise.planned(component, cell, weight.channels, **kwargs)
+
+            name, qscheme = channelwise.__name__, scheme.channel_qscheme
+        return QuantizationSpec(
+            dtype=scheme.dtype,
+            quant_min=scheme.quant_min,
+            quant_max=scheme.quant_max,
+            qscheme=qscheme,
+            ch_axis=weight.channel_axis,
+            observer_or_fake_quant_ctr=ObserverFactory(name, build),
+        )
+
+    def _bias(self, place: tuple[Node, Node]) -> DerivedQuantizationSpec | None:
+        sources = self.draft.derived[place]
+        weight = self.draft.weights[self.draft.places[sources[1]]]
+        info = torch.iinfo(torch.int32)
+        return DerivedQuantizationSpec(
+            derived_from=list(sources),
+            derive_qparams_fn=derive_bias_qparams,
+            dtype=torch.int32,
+            quant_min=info.min,
+            quant_max=info.max - 1,
+            qscheme=torch.per_channel_symmetric if weight.channel_axis is not None else torch.per_tensor_symmetric,
+            ch_axis=0 if weight.channel_axis is not None else None,
+        )
+
+
+def make_estimator(activation: ActivationConfig) -> Estimator:
+    """Return a new estimator as the config names it."""
+    if activation.estimator == "moving_average":
+        return MovingAverageEstimator(activation.averaging_constant)
+    return HistogramEstimator() if activation.estimator == "histogram" else MinMaxEstimator()
+
+
+def derive_bias_qparams(observers: list[RangeObserver]) -> tuple[Tensor, Tensor]:
+    """Return the qparams of an int32 bias: scale = input scale * weight scale, zero_point 0 (Jacob et al. 2018)."""
+    scales = [observer.calculate_qparams()[0] for observer in observers]
+    scale = scales[0].to(torch.float32) * scales[1].to(torch.float32)
+    return scale, torch.zeros_like(scale, dtype=torch.int32)
+
+
+def annotated(node: Node) -> bool:
+    """Tell whether some quantizer has annotated the node."""
+    annotation = node.meta.get(Q_ANNOTATION_KEY)
+    return annotation is not None and annotation._annotated
+

@@ -1,0 +1,215 @@
+"""What a backend's passes assume, as one frozen value.
+
+A config is data: annotators read it and know no backend. Every field is documented with its unit; an impossible
+combination raises when the config is made, not later; `dataclasses.replace` changes one field.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from enum import Enum
+from typing import TYPE_CHECKING, Final, Literal
+
+from ..observers.errors import ConfigError
+from ..observers.qparams import INT8_AFFINE, INT8_SYMMETRIC, Scheme
+from ..observers.rules import BranchRules, JoinRules
+from .ops import BATCH_NORMS, CLAMPS, ELEMENTWISE, HEADS, JOINS, MOVEMENT, NO_OPS, POOLS, SELECTS
+
+if TYPE_CHECKING:
+    from torchao.quantization.pt2e.quantizer import Quantizer
+
+EstimatorName = Literal["minmax", "moving_average", "histogram"]
+ESTIMATORS: Final[tuple[EstimatorName, ...]] = ("minmax", "moving_average", "histogram")
+KNOWN_OPS: Final = frozenset(HEADS) | BATCH_NORMS | NO_OPS | MOVEMENT | SELECTS | POOLS | JOINS | ELEMENTWISE
+
+
+class SymmetricActivation(Enum):
+    """What becomes of a block's activation where the scheme is symmetric (zero point 0, not quant_min)."""
+
+    SEPARATE = "separate"
+    """Not fused: producer and activation are quantized apart."""
+    ONE_SIDED = "one_sided"
+    """Fused; the output uses the codes from 0 up, so that quant_min == zero_point == 0."""
+
+
+class BiasKind(Enum):
+    """How a bias is stored."""
+
+    FLOAT = "float"
+    """Not annotated: the backend quantizes it by itself, or keeps it float."""
+    INT32_DERIVED = "int32_derived"
+    """int32 with scale = input scale * weight scale and zero point 0."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ActivationConfig:
+    """How activations are quantized.
+
+    Args:
+        scheme: codes, symmetry and scale floor.
+        estimator: how a range is drawn from batches: "minmax", "moving_average" or "histogram".
+        averaging_constant: weight of the newest batch in the moving average, 0 to 1.
+    """
+
+    scheme: Scheme = INT8_AFFINE
+    estimator: EstimatorName = "histogram"
+    averaging_constant: float = 0.01
+
+    def __post_init__(self) -> None:
+        if self.estimator not in ESTIMATORS:
+            raise ConfigError(f"activation.estimator must be one of {', '.join(ESTIMATORS)}, got {self.estimator!r}")
+        if not 0.0 < self.averaging_constant <= 1.0:
+            raise ConfigError(f"activation.averaging_constant must be in (0, 1], got {self.averaging_constant}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class WeightConfig:
+    """How weights are quantized (always by their exact min and max).
+
+    Args:
+        scheme: codes, symmetry and scale floor.
+        per_channel: one scale per output channel instead of one per tensor.
+        allow_affine: the backend takes weights with a zero point.
+    """
+
+    scheme: Scheme = INT8_SYMMETRIC
+    per_channel: bool = True
+    allow_affine: bool = False
+
+    def __post_init__(self) -> None:
+        if not self.scheme.symmetric and not self.allow_affine:
+            raise ConfigError("weight.scheme is affine, but this backend takes symmetric weights only (zero point 0)")
+
+
+@dataclass(frozen=True, kw_only=True)
+class BiasConfig:
+    """How biases are quantized."""
+
+    kind: BiasKind = BiasKind.FLOAT
+
+
+@dataclass(frozen=True, kw_only=True)
+class BlockRules:
+    """What the backend fuses into one block.
+
+    Args:
+        heads: weighted ops that it runs quantized.
+        activations: clamping ops that it folds into a head's output.
+        residual_heads: elementwise ops whose output takes an activation too (add + relu).
+        through: ops that may stand between head and activation and vanish with it.
+        symmetric_activation: what to do with the activation where the scheme is symmetric.
+        grouped_transposed: a grouped transposed convolution is run quantized.
+    """
+
+    heads: frozenset[str] = frozenset(HEADS)
+    activations: frozenset[str] = CLAMPS
+    residual_heads: frozenset[str] = frozenset({"add", "sub", "mul"})
+    through: frozenset[str] = NO_OPS
+    symmetric_activation: SymmetricActivation = SymmetricActivation.ONE_SIDED
+    grouped_transposed: bool = True
+
+    def __post_init__(self) -> None:
+        _require("blocks.heads", self.heads, frozenset(HEADS))
+        _require("blocks.activations", self.activations, CLAMPS)
+        _require("blocks.residual_heads", self.residual_heads, ELEMENTWISE)
+        _require("blocks.through", self.through, NO_OPS | MOVEMENT)
+
+
+@dataclass(frozen=True, kw_only=True)
+class FixedQParams:
+    """An op whose output qparams the backend dictates.
+
+    Args:
+        op: canonical name.
+        scale: real units per code.
+        zero_point: the code of 0.
+    """
+
+    op: str
+    scale: float
+    zero_point: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class OpRules:
+    """Which of the remaining ops the backend runs quantized, and what they do to qparams.
+
+    Args:
+        own: inputs quantized, output with qparams of its own.
+        shared: values moved, repeated or picked: output qparams are the input's.
+        selects: as `shared`, but a part is read: a branch begins here.
+        joins: several inputs become one output.
+        fixed: output qparams that the backend dictates.
+        quantize_movement: annotate both sides of `shared` and `selects` ops; False leaves them in float between
+            a dequantize above and a quantize below (for backends whose passes move the quantize themselves).
+        constants: quantize constant operands of elementwise ops and joins as activations.
+    """
+
+    own: frozenset[str] = ELEMENTWISE
+    shared: frozenset[str] = MOVEMENT | NO_OPS | POOLS
+    selects: frozenset[str] = SELECTS
+    joins: frozenset[str] = JOINS
+    fixed: tuple[FixedQParams, ...] = ()
+    quantize_movement: bool = True
+    constants: bool = True
+
+    def __post_init__(self) -> None:
+        _require("ops.own", self.own, KNOWN_OPS)
+        _require("ops.shared", self.shared, KNOWN_OPS)
+        _require("ops.selects", self.selects, SELECTS)
+        _require("ops.joins", self.joins, JOINS | ELEMENTWISE)
+        _require("ops.fixed", frozenset(f.op for f in self.fixed), self.own)
+        twice = (self.own & self.shared) | (self.own & self.joins) | (self.shared & self.selects)
+        if twice:
+            raise ConfigError(f"ops lists {', '.join(sorted(twice))} under two rules; keep one")
+
+
+@dataclass(frozen=True, kw_only=True)
+class BackendConfig:
+    """All that quantmark knows of one backend.
+
+    Args:
+        name: the backend, as `configs.<name>` makes it.
+        activation: how activations are quantized.
+        weight: how weights are quantized.
+        bias: how biases are quantized.
+        blocks: what is fused.
+        branches: how branch families are treated.
+        joins: how joins are treated.
+        ops: which other ops are quantized.
+        is_qat: place fake-quantize modules instead of observers.
+        on_uncalibrated: "error" raises where an observer saw no data, or NaN/inf; "warn" leaves that tensor
+            float and records a finding.
+        rest: another quantizer for whatever is left, run after ours; None leaves it float.
+    """
+
+    name: str = "custom"
+    activation: ActivationConfig = field(default_factory=ActivationConfig)
+    weight: WeightConfig = field(default_factory=WeightConfig)
+    bias: BiasConfig = field(default_factory=BiasConfig)
+    blocks: BlockRules = field(default_factory=BlockRules)
+    branches: BranchRules = field(default_factory=BranchRules)
+    joins: JoinRules = field(default_factory=JoinRules)
+    ops: OpRules = field(default_factory=OpRules)
+    is_qat: bool = False
+    on_uncalibrated: Literal["error", "warn"] = "error"
+    rest: Quantizer | None = None
+
+    def __post_init__(self) -> None:
+        if not self.name:
+            raise ConfigError("a config needs a name")
+        if self.on_uncalibrated not in {"error", "warn"}:
+            raise ConfigError(f'on_uncalibrated must be "error" or "warn", got {self.on_uncalibrated!r}')
+        overlap = self.blocks.heads & (self.ops.shared | self.ops.selects | self.ops.joins)
+        if overlap:
+            raise ConfigError(f"blocks.heads and ops both claim {', '.join(sorted(overlap))}; keep one")
+
+    def with_scheme(self, scheme: Scheme) -> BackendConfig:
+        """Return this config with another activation scheme."""
+        return replace(self, activation=replace(self.activation, scheme=scheme))
+
+
+def _require(where: str, names: frozenset[str], allowed: frozenset[str]) -> None:
+    unknown = sorted(names - allowed)
+    if unknown:
+        raise ConfigError(f"{where} lists {', '.join(unknown)}; allowed: {', '.join(sorted(allowed))}")

@@ -1,0 +1,263 @@
+"""The observers that torchao places: they gather a range, and ask their plan for qparams.
+
+An observer does not decide by itself. It belongs to a *component*: the part of the plan whose cells can end up
+with common qparams. When qparams are asked for, the component is resolved from what all of its observers saw:
+
+    observer.calculate_qparams() -> component.assignment(cell) -> resolve(plan, ranges of all its observers)
+
+All tensors are registered buffers; the component is plain Python and travels with `copy.deepcopy` and pickling.
+"""
+
+from __future__ import annotations
+
+import warnings
+from typing import TYPE_CHECKING, Literal
+
+import torch
+from torch import Tensor
+from torchao.quantization.pt2e.observer import ObserverBase
+
+from .errors import NonFiniteError, UncalibratedError
+from .estimators import Estimator, MinMaxEstimator
+from .plan import Plan
+from .qparams import QParams, Scheme, choose_channel_qparams, choose_qparams
+from .ranges import Range
+from .resolution import Assignment, Resolution, resolve
+
+if TYPE_CHECKING:
+    from .rules import Decision
+
+OnUncalibrated = Literal["error", "warn"]
+
+
+class UncalibratedWarning(UserWarning):
+    """A tensor was left float because its observer saw no data, or NaN/inf (`on_uncalibrated="warn"`)."""
+
+
+class Component:
+    """A part of a plan that is decided together, with the observers of its cells.
+
+    Args:
+        plan: cells, families and joins that hang together.
+        on_uncalibrated: "error" raises where an observer saw no data or NaN/inf; "warn" leaves the cell float.
+        registry: all observers of the model, so that an error can name every one that saw no data.
+    """
+
+    def __init__(
+        self, plan: Plan, on_uncalibrated: OnUncalibrated = "error", registry: list[RangeObserver] | None = None
+    ) -> None:
+        self.plan = plan
+        self.on_uncalibrated = on_uncalibrated
+        self.observers: dict[str, RangeObserver] = {}
+        self.registry = registry if registry is not None else []
+        self.frozen: Resolution | None = None
+        self._version = 0
+        self._resolved: tuple[int, Resolution] | None = None
+        self._warned: set[str] = set()
+
+    def add(self, observer: RangeObserver) -> None:
+        """Take in the observer of a cell."""
+        self.observers[observer.cell.name] = observer
+        self.registry.append(observer)
+        self.touch()
+
+    def touch(self) -> None:
+        """Note that an observer's state changed, so that the next question is answered afresh."""
+        self._version += 1
+
+    def freeze(self) -> None:
+        """Keep today's decisions, whatever is observed from now on (for the end of a training)."""
+        self.frozen = self.resolution()
+
+    def resolution(self) -> Resolution:
+        """Return the decisions that follow from what was observed so far."""
+        if self.frozen:
+            return self.frozen
+        if self._resolved is None or self._resolved[0] != self._version:
+            ranges = {name: r for name, observer in self.observers.items() if (r := observer.known_range())}
+            self._resolved = (self._version, resolve(self.plan, ranges))
+        return self._resolved[1]
+
+    def assignment(self, observer: RangeObserver) -> Assignment:
+        """Return what the observer's cell ends up with.
+
+        Raises:
+            UncalibratedError: if it saw no data and `on_uncalibrated` is "error".
+            NonFiniteError: if it saw NaN or infinity and `on_uncalibrated` is "error".
+        """
+        trouble = observer.trouble()
+        if trouble is not None:
+            if self.on_uncalibrated == "error":
+                raise trouble
+            if observer.cell.name not in self._warned:
+                self._warned.add(observer.cell.name)
+                warnings.warn(f"left float: {trouble}", UncalibratedWarning, stacklevel=3)
+        found = self.resolution().assignments.get(observer.cell.name)
+        return found or Assignment(observer.cell.name, None)
+
+
+class RangeObserver(ObserverBase):  # type: ignore[misc]  # torchao is untyped
+    """Observe one cell with one range for the whole tensor.
+
+    Args:
+        dtype, quant_min, quant_max, qscheme, is_dynamic: as torchao passes them from the spec.
+        component: the part of the plan that decides.
+        cell: name of the cell in the component's plan.
+        estimator: how a range is drawn from batches; min-max if None.
+        preset: a range known beforehand (from a `RangeTable`), or None.
+    """
+
+    def __init__(
+        self,
+        dtype: torch.dtype,
+        quant_min: int,
+        quant_max: int,
+        qscheme: torch.qscheme,
+        is_dynamic: bool = False,
+        *,
+        component: Component,
+        cell: str,
+        estimator: Estimator | None = None,
+        preset: Range | None = None,
+    ) -> None:
+        super().__init__(dtype=dtype, is_dynamic=is_dynamic)
+        self.quant_min, self.quant_max, self.qscheme = quant_min, quant_max, qscheme
+        self.component = component
+        self.cell = component.plan.cells[cell]
+        self.estimator = estimator if estimator is not None else MinMaxEstimator()
+        self.preset = preset is not None
+        if preset is not None:
+            self.estimator.fill(preset)
+        self._known: tuple[int, Range | None] | None = None
+        self._seen = 0
+        component.add(self)
+
+    @property
+    def scheme(self) -> Scheme:
+        """How the cell is turned into integers, unless a decision widens it."""
+        return self.cell.scheme
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Take in one batch and return it unchanged; empty and non-float tensors are passed over."""
+        if not self.preset and x.numel() and x.is_floating_point():
+            self.estimator.update(x.detach())
+            self._note_change()
+        return x
+
+    def known_range(self) -> Range | None:
+        """Return the range observed so far, or None where there is none to speak of."""
+        if self._known is None or self._known[0] != self._seen:
+            found = self.estimator.range(self.scheme)
+            if found is None and self.cell.fixed:
+                found = self.cell.fixed.representable
+            self._known = (self._seen, found)
+        return self._known[1]
+
+    def trouble(self) -> UncalibratedError | NonFiniteError | None:
+        """Return the error that qparams asked for now deserve, or None."""
+        if self.cell.fixed:
+            return None
+        bad = int(self.estimator.nonfinite_batches)
+        if bad:
+            return NonFiniteError(
+                f"{self.cell.where}: {bad} batch(es) held NaN or infinity; mend the calibration data, or pass "
+                'on_uncalibrated="warn" to go by the finite values'
+            )
+        return _uncalibrated(self) if self.known_range() is None else None
+
+    def assignment(self) -> Assignment:
+        """Return what the component decided for this cell."""
+        return self.component.assignment(self)
+
+    def calculate_qparams(self) -> tuple[Tensor, Tensor]:
+        """Return scale (float32, [1]) and zero_point (int64, [1]) on the observer's device.
+
+        Raises:
+            UncalibratedError, NonFiniteError: see `Component.assignment`.
+        """
+        qparams = self.assignment().qparams or self._by_itself()
+        device = self.estimator.min_val.device
+        scale = torch.tensor([qparams.scale], dtype=torch.float32, device=device)
+        return scale, torch.tensor([qparams.zero_point], dtype=torch.int64, device=device)
+
+    def _by_itself(self) -> QParams:
+        """Return harmless qparams for a cell that is left float: nothing reads them but shape checks."""
+        return choose_qparams(self.known_range() or Range(0.0, 0.0), self.scheme)
+
+    def _note_change(self) -> None:
+        self._seen += 1
+        self.component.touch()
+
+    def _load_from_state_dict(self, *args: object, **kwargs: object) -> None:
+        super()._load_from_state_dict(*args, **kwargs)
+        self._note_change()
+
+    def extra_repr(self) -> str:
+        """Show the cell and what was seen."""
+        return f"cell={self.cell.name}, range={self.known_range()}"
+
+
+class PerChannelRangeObserver(RangeObserver):
+    """Observe one weight with one range per output channel.
+
+    Args:
+        ch_axis: the axis of the weight that runs over output channels.
+        channels: its length.
+        once: observe the first batch only (a weight that does not change between batches).
+        The others are those of `RangeObserver`.
+    """
+
+    channel_min: Tensor
+    channel_max: Tensor
+
+    def __init__(
+        self,
+        dtype: torch.dtype,
+        quant_min: int,
+        quant_max: int,
+        qscheme: torch.qscheme,
+        is_dynamic: bool = False,
+        *,
+        ch_axis: int,
+        channels: int,
+        component: Component,
+        cell: str,
+        once: bool = True,
+    ) -> None:
+        super().__init__(dtype, quant_min, quant_max, qscheme, is_dynamic, component=component, cell=cell)
+        self.ch_axis, self.once = ch_axis, once
+        self.register_buffer("channel_min", torch.full((channels,), float("inf")))
+        self.register_buffer("channel_max", torch.full((channels,), float("-inf")))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Take in the weight and return it unchanged."""
+        if self.once and self._seen:
+            return x
+        values = x.detach().to(torch.float32).movedim(self.ch_axis, 0).flatten(1)
+        if values.numel():
+            self.channel_min.copy_(values.amin(1))
+            self.channel_max.copy_(values.amax(1))
+            self.estimator.reset()
+            self.estimator.update(values)
+            self._note_change()
+        return x
+
+    def calculate_qparams(self) -> tuple[Tensor, Tensor]:
+        """Return scale (float32) and zero_point (int64), each of shape [channels]."""
+        trouble = self.trouble()
+        if trouble is not None and self.component.on_uncalibrated == "error":
+            raise trouble
+        if self.known_range() is None:
+            return torch.ones_like(self.channel_min), torch.zeros_like(self.channel_min, dtype=torch.int64)
+        return choose_channel_qparams(self.channel_min, self.channel_max, self.scheme)
+
+
+def _uncalibrated(observer: RangeObserver) -> UncalibratedError:
+    silent = [o.cell.where for o in observer.component.registry if not o.cell.fixed and o.known_range() is None]
+    shown = "".join(f"\n  {where}" for where in silent[:20])
+    more = f"\n  ... and {len(silent) - 20} more" if len(silent) > 20 else ""
+    return UncalibratedError(
+        f"{observer.cell.where}: its observer saw no data. Run calibration batches through the prepared model "
+        f"before convert_pt2e (a branch that no batch takes stays empty), or pass on_uncalibrated=\"warn\" to "
+        f"leave such tensors float. Observers without data ({len(silent)}):{shown}{more}"
+    )

@@ -1,0 +1,161 @@
+"""What may be decided about a model's tensors, as data: cells, branch families and joins.
+
+A *cell* is a set of places in the graph (a node's output, or one of its input edges) that hold the same values,
+or parts of them, and so have one qparams whatever is decided. A *family* and a *join* relate cells:
+
+    root cell R           family: may the leaves and R have one qparams, or does R stay float (or int16)
+     |        |           while the leaves are grouped by their ranges?
+    slice   slice
+     |        |
+    leaf A  leaf B
+       \\      /           join: may A, B and the output C have one qparams, or is an input requantized at
+        cat               the join's edge (the edge belongs to C in any case)?
+         |
+         C
+
+Cells are named by node names, so this module knows ranges and rules but no graph.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from .ranges import UNBOUNDED, Bounds
+
+if TYPE_CHECKING:
+    from .qparams import QParams, Scheme
+    from .rules import BranchRules, JoinRules
+
+
+@dataclass(frozen=True, kw_only=True)
+class Cell:
+    """A set of places that have one qparams.
+
+    Args:
+        name: unique in its plan; the node name of its first place.
+        where: node name and module path, for messages.
+        scheme: how its values are turned into integers.
+        values: node names whose output values it holds.
+        contract: bounds that saturation must reproduce, because an activation was fused away.
+        bounds: bounds that hold for its values anyway.
+        fixed: qparams that the backend dictates, or None.
+        follows: the cell that must be quantized for this one to be (a weight follows its op's input), or None.
+    """
+
+    name: str
+    where: str
+    scheme: Scheme
+    values: tuple[str, ...] = ()
+    contract: Bounds = UNBOUNDED
+    bounds: Bounds = UNBOUNDED
+    fixed: QParams | None = None
+    follows: str | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Leaf:
+    """One branch of a family.
+
+    Args:
+        cell: the cell at its end.
+        consumer_cost: multiply-accumulates (elements, where there are none) of the ops that read it: what keeping
+            them in float would cost.
+        read_in_float: no quantized op reads it, so that it is quantized only where it shares its root's qparams.
+    """
+
+    cell: str
+    consumer_cost: int = 0
+    read_in_float: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class Family:
+    """The branches of one root tensor.
+
+    Args:
+        where: node name and module path of the root.
+        root: the root's cell (with the movement ops above the leaves), or None where nothing quantizes it.
+        root_is_float: the root is float whatever is decided: a graph input, or an unquantized op's output.
+        leaves: the branches, in graph order; a direct edge from the root is one too.
+        hoistable: the backend's pass can fire on this root if every leaf is quantized.
+        wide: the scheme of `Outcome.WIDE_ROOT`, or None.
+        rules: what is legal.
+    """
+
+    where: str
+    root: str | None
+    root_is_float: bool
+    leaves: tuple[Leaf, ...]
+    rules: BranchRules
+    hoistable: bool = False
+    wide: Scheme | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class JoinInput:
+    """One operand of a join: its cell, and whether the join is all that reads it."""
+
+    cell: str
+    exclusive: bool
+
+
+@dataclass(frozen=True, kw_only=True)
+class Join:
+    """Several tensors that become one.
+
+    Args:
+        where: node name and module path of the join.
+        output: the cell of its output and of its input edges.
+        inputs: its operands that have cells, each cell once.
+        may_float: no quantized op reads the output directly, so the join can be left float.
+        rules: what is legal.
+    """
+
+    where: str
+    output: str
+    inputs: tuple[JoinInput, ...]
+    may_float: bool
+    rules: JoinRules
+
+
+@dataclass(frozen=True, kw_only=True)
+class Plan:
+    """All cells of a model and what may be decided about them, in graph order."""
+
+    cells: dict[str, Cell] = field(default_factory=dict)
+    families: tuple[Family, ...] = ()
+    joins: tuple[Join, ...] = ()
+
+    def components(self) -> tuple[Plan, ...]:
+        """Return the plan cut into independent plans: no decision of one looks at a cell of another."""
+        parent = {name: name for name in self.cells}
+
+        def find(name: str) -> str:
+            while parent[name] != name:
+                parent[name] = parent[parent[name]]
+                name = parent[name]
+            return name
+
+        def join(names: list[str]) -> None:
+            for name in names[1:]:
+                parent[find(name)] = find(names[0])
+
+        linked = [[cell.name, cell.follows] for cell in self.cells.values() if cell.follows]
+        linked += [family_cells(family) for family in self.families]
+        linked += [[j.output, *(i.cell for i in j.inputs)] for j in self.joins]
+        for names in linked:
+            join([name for name in names if name])
+        parts: dict[str, tuple[dict[str, Cell], list[Family], list[Join]]] = {}
+        for name, cell in self.cells.items():
+            parts.setdefault(find(name), ({}, [], []))[0][name] = cell
+        for family in self.families:
+            parts[find(family.leaves[0].cell)][1].append(family)
+        for each in self.joins:
+            parts[find(each.output)][2].append(each)
+        return tuple(Plan(cells=c, families=tuple(f), joins=tuple(j)) for c, f, j in parts.values())
+
+
+def family_cells(family: Family) -> list[str]:
+    """Return the names of the cells that a family relates: the root's, if it has one, then the leaves'."""
+    return [*([family.root] if family.root else []), *(leaf.cell for leaf in family.leaves)]
