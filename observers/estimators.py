@@ -46,13 +46,13 @@ class Estimator(nn.Module, ABC):
     def update(self, values: Tensor) -> None:
         """Take in one batch: a detached, non-empty floating-point tensor of any shape and float dtype."""
 
-    def range(self, scheme: Scheme) -> Range | None:
+    def range(self, scheme: Scheme) -> Range | None:  # noqa: ARG002  (min-max needs no scheme)
         """Return the range to quantize with `scheme`, or None if no finite value was seen."""
         low, high = self.min_val.item() + 0.0, self.max_val.item() + 0.0  # + 0.0 turns -0.0 into 0.0
         return Range(low, high) if low <= high else None
 
     def fill(self, range_: Range) -> None:
-        """Set the state as if exactly `range_` had been seen."""
+        """Set the state as if exactly `range_`, rounded to float32, had been seen."""
         self.reset()
         self.min_val.fill_(range_.min)
         self.max_val.fill_(range_.max)
@@ -69,12 +69,12 @@ class Estimator(nn.Module, ABC):
 
     def _drop_nonfinite(self, values: Tensor) -> Tensor:
         self.nonfinite_batches += 1
-        return values[values.abs() <= _LARGEST]  # false for NaN
+        return values[values.to(torch.float32).isfinite()]
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
         """Follow device moves but keep the state's dtypes: `model.half()` must not round a range."""
         before = dict(self._buffers)
-        super()._apply(fn, recurse)
+        super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
         for name, old in before.items():
             new = self._buffers[name]
             if old is not None and new is not None and new.dtype != old.dtype:
@@ -149,8 +149,8 @@ class HistogramEstimator(MinMaxEstimator):
 
     The bins are fixed (see `histogram`), so the state does not depend on the order of the batches, and two
     states merge exactly, by addition. Of a batch of up to `histogram.EXACT_ELEMENTS` (131072) elements every
-    value is counted, so how the data is cut into batches does not matter either; of a larger one the tails are
-    counted exactly, the body by a strided sample. Minimum and maximum are always exact. The state takes 64 KiB.
+    value is counted, so how the data is cut into batches does not matter either; of a larger one the tails
+    are counted exactly, the body by a strided sample. Minimum and maximum are always exact. Takes 64 KiB.
 
     After `fill` the range is the filled one, widened by whatever is seen later, until `reset`.
     """

@@ -4,11 +4,11 @@ A bin is the sign, the exponent and the first four mantissa bits of a float32: 1
 8192 in all, whatever the data. So there is nothing to rescale when a larger value comes, and histograms add.
 
 The search minimizes the expected squared error of quantizing a value that is uniformly distributed within
-its bin. With t = x / scale and n = clamp(round(t), first, last) the error of a value is scale**2 * (t - n)**2.
-Its integral over t from 0 is G(t) = n / 12 + (t - n)**3 / 3: every full code adds 1/12, and the remainder,
-also that beyond the last code (clipping), adds a third of its cube. So the c values of a bin [a, b] cost
-c * scale**3 / (b - a) * (G(b / scale) - G(a / scale)): rounding, clipping and values that vanish in the code
-of 0, in one formula.
+its bin. With t = x / scale and n = clamp(round(t), first, last) the error is scale**2 * (t - n)**2. The
+integral of (t - n)**2 from 0 to t is G(t) = n / 12 + (t - n)**3 / 3: every full code adds 1/12, and the
+remainder, also that beyond the last code (clipping), adds a third of its cube. So the c values of a bin
+[a, b] cost c * scale**3 / (b - a) * (G(b / scale) - G(a / scale)): rounding, clipping and values that vanish
+in the code of 0, in one formula.
 """
 
 from __future__ import annotations
@@ -41,6 +41,7 @@ _ROW: Final = 128  # elements per row, whose ends decide if it holds a value of 
 _CACHED_ROWS: Final = 1024  # rows that are converted at a time, to stay in the cache
 _TAIL: Final = 16  # a tail is what lies beyond the bin that holds the 16th largest value of the sample
 
+_TINY: Final = float(torch.finfo(torch.float32).tiny)
 _MAX_CODES: Final = 4096  # schemes with more codes clip nothing: their rounding is far below any outlier
 _ATOM: Final = 1e-7  # relative width of a bin that holds one value only
 _GAIN: Final = 0.01  # clipping must lower the error by 1 % (0.04 dB) to be worth its risk,
@@ -50,6 +51,13 @@ _CHANCE: Final = 0.5  # and by this over sqrt(values): rounding n values differs
 def count(values: Tensor) -> Tensor:
     """Return how many `values` (finite, any shape and float dtype) are in each bin: int64 of shape [BINS]."""
     return torch.bincount(_bins(values.reshape(-1)), minlength=BINS)
+
+
+def magnitudes(start: int, stop: int) -> Array:
+    """Return the lower edges of bins start..stop-1 of one sign, as magnitudes."""
+    index = np.arange(start, stop)
+    octave, step = np.maximum(index // _NORMAL, 1), index % _NORMAL + _NORMAL * (index >= _NORMAL)
+    return np.ldexp(step.astype(np.float64), octave - 127 - (23 - _SHIFT))
 
 
 def _bins(flat: Tensor) -> Tensor:
@@ -120,14 +128,7 @@ def _first_tail_bin(side: Tensor, weight: int) -> int:
 
 def _edge(bin_: int) -> float:
     """Return the lower edge of a bin, as a magnitude."""
-    return float(_edges(bin_, bin_ + 1)[0])
-
-
-def _edges(start: int, stop: int) -> Array:
-    """Return the lower edges of bins start..stop-1 of one sign, as magnitudes."""
-    index = np.arange(start, stop)
-    octave, step = np.maximum(index // _NORMAL, 1), index % _NORMAL + _NORMAL * (index >= _NORMAL)
-    return np.ldexp(step.astype(np.float64), octave - 127 - (23 - _SHIFT))
+    return float(magnitudes(bin_, bin_ + 1)[0])
 
 
 def search(counts: Counts, seen: Range, scheme: Scheme) -> Range:
@@ -135,10 +136,12 @@ def search(counts: Counts, seen: Range, scheme: Scheme) -> Range:
 
     First one threshold clips both ends, then (affine schemes) each end is searched with the other held.
     """
-    if scheme.quant_max - scheme.quant_min > _MAX_CODES or seen.min == seen.max or not counts.any():
+    top = max(-seen.min, seen.max)
+    nothing_to_gain = seen.min == seen.max or top <= _TINY or not counts.any()
+    if nothing_to_gain or scheme.quant_max - scheme.quant_min > _MAX_CODES:
         return seen
-    error = _Error.of(counts, seen, scheme)
-    floor, top = error.least_threshold, max(-seen.min, seen.max)
+    error = ExpectedError.of(counts, seen, scheme)
+    floor = error.least_threshold
     limit = _minimize(lambda t: error(np.maximum(-t, seen.min), np.minimum(t, seen.max)), floor, top, 40)
     low, high = max(seen.min, -limit), min(seen.max, limit)
     if not scheme.symmetric and low < 0.0 < high:
@@ -165,7 +168,7 @@ def _geometric(start: float, stop: float, points: int) -> Array:
 
 
 @dataclass(frozen=True)
-class _Error:
+class ExpectedError:
     """The expected squared error, summed over all values, as a function of the range."""
 
     edges: Array  # of the bins that matter, ascending; one more than densities
@@ -177,13 +180,14 @@ class _Error:
     scheme: Scheme
 
     @classmethod
-    def of(cls, counts: Counts, seen: Range, scheme: Scheme) -> _Error:
+    def of(cls, counts: Counts, seen: Range, scheme: Scheme) -> ExpectedError:
+        """Prepare the error of a histogram that has values within `seen`, its exact ends."""
         codes = scheme.quant_max - scheme.quant_min
         sides = counts.reshape(2, _SIDE).astype(np.float64)
         both = sides[0] + sides[1]
         stop = int(both.nonzero()[0][-1]) + 1
-        edges = _edges(0, stop + 1)
-        step = (max(seen.max, 0.0) - min(seen.min, 0.0)) / codes
+        edges = magnitudes(0, stop + 1)
+        step = float(_grid(np.array(min(seen.min, 0.0)), np.array(max(seen.max, 0.0)), scheme)[0])
         least = min(_least_threshold(both[:stop], edges, step), max(-seen.min, seen.max))
         first = min(int(np.searchsorted(edges, least / codes / 4)), stop - 1)
         near_zero = float(both[:first] @ (edges[1 : first + 1] ** 2 / 3)) if first else 0.0
@@ -201,7 +205,7 @@ class _Error:
 
     def __call__(self, low: Array | float, high: Array | float) -> Array:
         """Return the error for each range [low, high], in squared real units."""
-        scale, first = self._grid(np.minimum(low, 0.0), np.maximum(high, 0.0))
+        scale, first = _grid(np.minimum(low, 0.0), np.maximum(high, 0.0), self.scheme)
         last = first + (self.scheme.quant_max - self.scheme.quant_min)
         off, code = _remainder(self.edges / scale[:, None], first, last)
         integral = off * off
@@ -213,17 +217,17 @@ class _Error:
         result: Array = spread + scale**2 * (ends * ends).sum(1) + self.near_zero
         return result
 
-    def _grid(self, low: Array, high: Array) -> tuple[Array, Array]:
-        """Return the scale, as `qparams.scale_of`, and the first code less the zero point."""
-        scheme = self.scheme
-        if scheme.symmetric:
-            below = scheme.symmetric_zero_point - scheme.quant_min
-            above = scheme.quant_max - scheme.symmetric_zero_point
-            scale = np.maximum(high / above if above else 0.0 * high, -low / below if below else 0.0 * low)
-            scale = np.maximum(scale, scheme.eps)
-            return scale, np.full_like(scale, -below)
-        scale = np.maximum((high - low) / (scheme.quant_max - scheme.quant_min), scheme.eps)
-        return scale, np.rint(low / scale)
+
+def _grid(low: Array, high: Array, scheme: Scheme) -> tuple[Array, Array]:
+    """Return the scale, as `qparams.scale_of`, and the first code less the zero point; low <= 0 <= high."""
+    if scheme.symmetric:
+        below = scheme.symmetric_zero_point - scheme.quant_min
+        above = scheme.quant_max - scheme.symmetric_zero_point
+        scale = np.maximum(high / above if above else 0.0 * high, -low / below if below else 0.0 * low)
+        scale = np.maximum(scale, scheme.eps)
+        return scale, np.full_like(scale, -below)
+    scale = np.maximum((high - low) / (scheme.quant_max - scheme.quant_min), scheme.eps)
+    return scale, np.rint(low / scale)
 
 
 def _remainder(t: Array, first: Array, last: Array) -> tuple[Array, Array]:
