@@ -196,9 +196,7 @@ def _fewest(points: Sequence[_Point], ratio: float) -> list[list[_Point]]:
             solved[left] = min(covers, key=len)
         return solved[left]
 
-    return [
-        [point for i, point in enumerate(points) if group >> i & 1] for group in solve((1 << len(points)) - 1)
-    ]
+    return [[point for i, point in enumerate(points) if group >> i & 1] for group in solve((1 << len(points)) - 1)]
 
 
 def _choices(points: Sequence[_Point], left: int, ratio: float) -> list[int]:

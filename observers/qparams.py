@@ -1,15 +1,19 @@
 """Scale and zero point: the one place where they are computed.
 
 The rules are the usual ones of uniform affine quantization (Jacob et al. 2018, "Quantization and Training of
-Neural Networks for Efficient Integer-Arithmetic-Only Inference", section 2.1): real = scale * (code - zero_point).
+Neural Networks for Efficient Integer-Arithmetic-Only Inference", section 2.1):
+
+    real = scale * (code - zero_point)
+
 Two laws hold for every range, scheme and bounds, and are property-tested:
 
-* cover: no value of the range is moved by saturation further than half a step, which is what rounding may cost;
-* activation contract: in an affine scheme, where the bounds have lower == 0, zero_point == quant_min; where they
-  have an upper end u >= 0, the largest representable value is at most u + step / 2. So saturation *is* the clamp.
+* cover: saturation moves no value of the range further than half a step, which is what rounding may cost;
+* activation contract: in an affine scheme, where the bounds have lower == 0, zero_point == quant_min; where
+  they have an upper end u >= 0, the largest representable value is at most u + step / 2. So saturation *is*
+  the clamp.
 
-"Half a step" is up to the rounding of the scale to float32: 2**-24 of the whole range, nothing for 8 bits. The
-floor of the scale goes before the upper bound: with eps > u / (quant_max - quant_min), u is exceeded.
+"Half a step" is up to the rounding of the scale to float32: 2**-24 of the whole range, nothing for 8 bits.
+The floor of the scale goes before the upper bound: with eps > u / (quant_max - quant_min), u is exceeded.
 """
 
 from __future__ import annotations
@@ -24,7 +28,7 @@ import torch
 from .errors import ConfigError, RangeError
 from .ranges import UNBOUNDED, Bounds, Range
 
-_ZERO_TENSOR_MAX: Final = 1.0  # a tensor that is 0 throughout gets the scale of [0, 1]: harmless to any kernel
+_UNIT: Final = Range(0.0, 1.0)  # stands in for a tensor that is 0 throughout: harmless to any kernel
 _FLOAT32: Final = struct.Struct("<f")
 _FLOAT32_TINY: Final = float(torch.finfo(torch.float32).tiny)
 _FLOAT32_MAX: Final = float(torch.finfo(torch.float32).max)
@@ -138,20 +142,25 @@ class QParams:
 def choose_qparams(range_: Range, scheme: Scheme, bounds: Bounds = UNBOUNDED) -> QParams:
     """Return the qparams that spend every code of `scheme` on `range_`, clamped to `bounds`, and on 0.
 
-    The scale is rounded to float32, the type that every backend stores. A tensor that is 0 throughout gets the
-    scale of [0, 1] (cut at the upper bound), so that no kernel meets a ratio of scales beyond its limits.
+    The scale is rounded to float32, the type that every backend stores. A tensor that is 0 throughout gets
+    the qparams of [0, 1], cut at the bounds, so that no kernel meets a ratio of scales beyond its limits.
     """
     seen = range_.clamp(bounds).with_zero()
-    scale = scale_of(seen, scheme)
     if seen.min == seen.max:
-        top = _ZERO_TENSOR_MAX if not bounds.upper else min(_ZERO_TENSOR_MAX, abs(bounds.upper))
-        scale = _zero_tensor_scale(scheme, top)
+        seen = _stand_in(bounds)
+    scale = scale_of(seen, scheme)
     if scheme.symmetric:
         return QParams(scale, scheme.symmetric_zero_point, scheme)
     zero_point = scheme.quant_min - round(seen.min / scale)
-    if seen.min == seen.max and bounds.upper == 0.0 and bounds.lower != 0.0:
-        zero_point = scheme.quant_max  # never positive: the last code is 0
     return QParams(scale, min(max(zero_point, scheme.quant_min), scheme.quant_max), scheme)
+
+
+def _stand_in(bounds: Bounds) -> Range:
+    """Return the range that stands in for all zeros: [0, 1] or, where it can't be positive, [-1, 0]."""
+    upper, lower = _UNIT.clamp(bounds), Range(-_UNIT.max, 0.0).clamp(bounds)
+    if upper.max > 0.0:
+        return upper
+    return lower if lower.min < 0.0 else _UNIT
 
 
 def scale_of(range_: Range, scheme: Scheme) -> float:
@@ -166,9 +175,7 @@ def scale_of(range_: Range, scheme: Scheme) -> float:
     return max(_to_float32(scale), _to_float32(scheme.eps))
 
 
-def choose_channel_qparams(
-    low: torch.Tensor, high: torch.Tensor, scheme: Scheme
-) -> tuple[torch.Tensor, torch.Tensor]:
+def choose_channel_qparams(low: torch.Tensor, high: torch.Tensor, scheme: Scheme) -> tuple[torch.Tensor, torch.Tensor]:
     """Return scale (float32) and zero_point (int64), each of shape [channels], for ranges [low, high].
 
     Channel by channel the same numbers as `choose_qparams`, but for channels that are 0 throughout: they take
@@ -180,7 +187,8 @@ def choose_channel_qparams(
         zero = scheme.symmetric_zero_point
         above, below = scheme.quant_max - zero, zero - scheme.quant_min
         scale = torch.maximum(
-            high / above if above else torch.zeros_like(high), -low / below if below else torch.zeros_like(low)
+            high / above if above else torch.zeros_like(high),
+            -low / below if below else torch.zeros_like(low),
         )
     else:
         codes = scheme.quant_max - scheme.quant_min
@@ -191,7 +199,7 @@ def choose_channel_qparams(
     dead = high == low
     if bool(dead.any()):
         alive = scale[~dead]
-        fallback = alive.max() if alive.numel() else scale.new_tensor(_zero_tensor_scale(scheme))
+        fallback = alive.max() if alive.numel() else scale.new_tensor(scale_of(_UNIT, scheme))
         scale = torch.where(dead, fallback, scale)
     if scheme.symmetric:
         return scale, torch.full_like(scale, scheme.symmetric_zero_point, dtype=torch.int64)
@@ -206,10 +214,6 @@ def sharing_loss_db(own: float, shared: float) -> float:
     powers depends on the scales alone; 6.02 dB is one bit.
     """
     return 20.0 * math.log10(shared / own)
-
-
-def _zero_tensor_scale(scheme: Scheme, top: float = _ZERO_TENSOR_MAX) -> float:
-    return max(_to_float32(top / (scheme.quant_max - scheme.quant_min)), _to_float32(scheme.eps))
 
 
 def _to_float32(value: float) -> float:
