@@ -1,14 +1,14 @@
-"""Fused blocks: a weighted op, an optional batch norm, an optional activation, quantized at the borders only.
+r"""Fused blocks: a weighted op, an optional batch norm, an optional activation, quantized at the borders only.
 
-        x   w   b                 input edge   -> cell of x
-         \\  |  /                  weight edge  -> cell of w, per output channel
-          head                    bias edge    -> float, or derived from input and weight
-           |
-       batch_norm   (QAT only)    nothing between the members
-           |
-        dropout ..  (no-ops)
-           |
-        clamp(s)                  output       -> cell with the clamp as its contract
+ x   w   b                 input edge   -> cell of x
+  \  |  /                  weight edge  -> cell of w, per output channel
+   head                    bias edge    -> float, or derived from input and weight
+    |
+batch_norm   (QAT only)    nothing between the members
+    |
+ dropout ..  (no-ops)
+    |
+ clamp(s)                  output       -> cell with the clamp as its contract
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING
 from torch.fx import Node
 
 from ..configs.base import BiasKind, SymmetricActivation
-from ..configs.ops import BATCH_NORMS, CLAMPS, HEADS, HeadRule
+from ..configs.ops import BATCH_NORMS, HEADS, HeadRule
 from ..observers.ranges import UNBOUNDED, Bounds
 from .draft import Draft, Weight
 from .graph import argument, is_constant, is_float_tensor, number, op_name, rank, users, value_of
@@ -69,7 +69,12 @@ def clamp_bounds(node: Node) -> Bounds | None:
     if name == "threshold":
         is_relu = number(node, "threshold") == 0.0 and number(node, "value") == 0.0
         return Bounds(0.0, None) if is_relu else None
-    ends = {"hardtanh": ("min_val", "max_val"), "clamp": ("min", "max"), "clamp_min": ("min", None), "clamp_max": (None, "max")}
+    ends = {
+        "hardtanh": ("min_val", "max_val"),
+        "clamp": ("min", "max"),
+        "clamp_min": ("min", None),
+        "clamp_max": (None, "max"),
+    }
     if name not in ends:
         return None
     found = [_bound(node, end) for end in ends[name]]
@@ -117,12 +122,10 @@ def head_rule(node: Node, config: BackendConfig) -> HeadRule | None:
     weight = argument(node, rule.weight)
     if not isinstance(weight, Node) or not is_constant(weight) or not is_float_tensor(weight):
         return None
-    if name in {"mm", "matmul"} and rank(weight) != 2:  # noqa: PLR2004  (a batched right operand is no weight)
+    if name in {"mm", "matmul"} and rank(weight) != 2:
         return None
     if name == "convolution" and argument(node, "transposed"):
         rule = HeadRule(rule.input, rule.weight, rule.bias, 1, transposed=True)
-    if rule.transposed and argument(node, "groups") != 1 and not config.blocks.grouped_transposed:
-        return None
     return rule
 
 
@@ -134,6 +137,8 @@ def find_block(head: Node, config: BackendConfig, accepts: Callable[[Node], bool
     members, bounds, unfused = [head], UNBOUNDED, ""
     pending: list[Node] = []  # no-ops that only belong to the block if a clamp follows
     scheme = config.activation.scheme
+    rules = config.blocks
+    foldable = rules.activations if op_name(head) in HEADS else rules.residual_activations
     node = head
     while (follower := _only_reader(node)) is not None and accepts(follower):
         name = op_name(follower)
@@ -141,7 +146,7 @@ def find_block(head: Node, config: BackendConfig, accepts: Callable[[Node], bool
             members.append(follower)
         elif name in config.blocks.through and is_float_tensor(follower) and not _drops(follower):
             pending.append(follower)
-        elif (then := clamp_bounds(follower)) is not None and name in config.blocks.activations & CLAMPS:
+        elif (then := clamp_bounds(follower)) is not None and name in foldable:
             unfused = why_not_fused(bounds.then(then), scheme, config.blocks)
             if unfused:
                 break
@@ -176,21 +181,30 @@ def annotate_head(
     weight = argument(head, rule.weight)
     if not isinstance(source, Node) or not isinstance(weight, Node):
         return
-    entry = read(source, head)
-    cell = f"{weight.name}#{op_name(head)}{'t' if rule.transposed else ''}"
+    follows = frozenset({read(source, head), draft.places[block.output]})
+    per_channel = is_per_channel(head, rule, config)
+    cell = f"{weight.name}#{rule.channel_axis if per_channel else 'tensor'}"
     if cell not in draft.cells:
-        draft.new_cell(cell, weight, config, scheme=config.weight.scheme, follows=entry)
-        draft.weights[cell] = _weight(cell, weight, rule, config)
-    elif draft.cells[cell].follows != entry:  # read by several ops: it is quantized whatever becomes of one
+        draft.new_cell(cell, weight, config, scheme=config.weight.scheme, follows=follows)
+        draft.weights[cell] = _weight(cell, weight, rule.channel_axis if per_channel else None, config)
+    elif draft.cells[cell].follows != follows:  # read by several ops: it is quantized whatever becomes of one
         draft.unfollow(cell)
     draft.put((weight, head), cell)
     bias = argument(head, rule.bias) if rule.bias is not None else None
     if isinstance(bias, Node) and config.bias.kind is BiasKind.INT32_DERIVED:
         draft.derived[bias, head] = ((source, head), (weight, head))
-        draft.biases[bias, head] = config
 
 
-def _weight(cell: str, weight: Node, rule: HeadRule, config: BackendConfig) -> Weight:
-    axis = rule.channel_axis if config.weight.per_channel and rank(weight) > 1 else None
+def is_per_channel(head: Node, rule: HeadRule, config: BackendConfig) -> bool:
+    """Tell whether the weight gets one scale per output channel; the backend may lack it for some ops."""
+    weight = argument(head, rule.weight)
+    if not config.weight.per_channel or op_name(head) in config.blocks.per_tensor_heads:
+        return False
+    if rule.transposed and argument(head, "groups") != 1 and "grouped_transposed" in config.blocks.per_tensor_heads:
+        return False
+    return isinstance(weight, Node) and rank(weight) > 1
+
+
+def _weight(cell: str, weight: Node, axis: int | None, config: BackendConfig) -> Weight:
     shape = getattr(value_of(weight), "shape", (1,))
     return Weight(cell, config, axis, int(shape[axis]) if axis is not None else 1)

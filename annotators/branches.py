@@ -217,4 +217,3 @@ def _hoistable(tree: Tree, roles: Roles, config: BackendConfig) -> bool:
     if any(user.op == "output" for user in tree.root.users):
         return False
     return not only_selects or read >= config.branches.min_coverage * numel(tree.root)
-

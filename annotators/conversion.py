@@ -18,6 +18,7 @@ from ..observers.observer import PerChannelRangeObserver, RangeObserver
 if TYPE_CHECKING:
     from torch import Tensor
     from torch.fx import GraphModule, Node
+    from torch.fx.node import Argument
 
     from ..observers.estimators import Estimator
     from ..observers.observer import Component
@@ -63,15 +64,13 @@ def replace_with_channel_pair(
         ]
         args = (*names, observer.ch_axis, observer.quant_min, observer.quant_max, observer.dtype)
         quantized = graph.call_function(_LIB.quantize_per_channel.default, (node.args[0], *args))
-        dequantized = graph.call_function(
-            _LIB.dequantize_per_channel.default, (quantized, *args), _out_dtype(node)
-        )
+        dequantized = graph.call_function(_LIB.dequantize_per_channel.default, (quantized, *args), _out_dtype(node))
     _copy_origin(node, quantized, dequantized)
     node.replace_all_uses_with(dequantized)
     graph.erase_node(node)
 
 
-def _out_dtype(node: Node) -> dict[str, torch.dtype]:
+def _out_dtype(node: Node) -> dict[str, Argument]:
     """Return what keeps a half-precision model's dtype at the border (the ops' default is float32)."""
     value = cast("Node", node.args[0]).meta.get("val")
     dtype = getattr(value, "dtype", torch.float32)
@@ -104,9 +103,11 @@ class PlannedPerChannelObserver(PerChannelRangeObserver):
     """A `PerChannelRangeObserver` that writes what its plan decided."""
 
     @classmethod
-    def planned(cls, component: Component, cell: str, channels: int, **kwargs: object) -> PlannedPerChannelObserver:
+    def planned(
+        cls, component: Component, cell: str, channels: int, *, search: bool, **kwargs: object
+    ) -> PlannedPerChannelObserver:
         """Make the observer of a weight; `kwargs` are the spec's fields."""
-        return cls(component=component, cell=cell, channels=channels, **kwargs)  # type: ignore[arg-type]
+        return cls(component=component, cell=cell, channels=channels, search=search, **kwargs)  # type: ignore[arg-type]
 
     def convert(self, model: GraphModule, observer_node: Node) -> None:
         """Replace the observer node in the graph (called by `convert_pt2e`)."""
@@ -116,7 +117,7 @@ class PlannedPerChannelObserver(PerChannelRangeObserver):
             replace_with_channel_pair(model, observer_node, self, self.calculate_qparams())
 
 
-class PlannedFakeQuantize(FakeQuantize):  # type: ignore[misc]  # torchao is untyped
+class PlannedFakeQuantize(FakeQuantize):
     """torchao's `FakeQuantize` around a `RangeObserver`, for quantization-aware training."""
 
     activation_post_process: RangeObserver
@@ -145,7 +146,9 @@ class PlannedFakeQuantize(FakeQuantize):  # type: ignore[misc]  # torchao is unt
         self.zero_point.fill_(assignment.qparams.zero_point)
         if self.fake_quant_enabled[0] == 1:
             for q in filter(None, (assignment.through, assignment.qparams)):
-                x = torch.fake_quantize_per_tensor_affine(x, q.scale, q.zero_point, q.scheme.quant_min, q.scheme.quant_max)
+                x = torch.fake_quantize_per_tensor_affine(
+                    x, q.scale, q.zero_point, q.scheme.quant_min, q.scheme.quant_max
+                )
         return x
 
     def convert(self, model: GraphModule, observer_node: Node) -> None:  # noqa: ARG002  (torchao's signature)
@@ -153,12 +156,18 @@ class PlannedFakeQuantize(FakeQuantize):  # type: ignore[misc]  # torchao is unt
         replace_with_pairs(observer_node, self.activation_post_process.assignment())
 
 
-class PlannedPerChannelFakeQuantize(FakeQuantize):  # type: ignore[misc]  # torchao is untyped
+class PlannedPerChannelFakeQuantize(FakeQuantize):
     """torchao's `FakeQuantize` around a `PerChannelRangeObserver`, for the weights in training."""
 
     @classmethod
     def planned(
-        cls, component: Component, cell: str, channels: int, **kwargs: object
+        cls,
+        component: Component,
+        cell: str,
+        channels: int,
+        *,
+        search: bool,  # noqa: ARG003  (a weight in training moves at every step: its exact range is used)
+        **kwargs: object,
     ) -> PlannedPerChannelFakeQuantize:
         """Make the fake-quantize of a weight; `kwargs` are the spec's fields."""
 

@@ -51,7 +51,6 @@ class Draft:
     places: dict[Place, str] = field(default_factory=dict)
     weights: dict[str, Weight] = field(default_factory=dict)
     configs: dict[str, BackendConfig] = field(default_factory=dict)
-    biases: dict[tuple[Node, Node], BackendConfig] = field(default_factory=dict)
     derived: dict[tuple[Node, Node], tuple[tuple[Node, Node], tuple[Node, Node]]] = field(default_factory=dict)
     families: list[Family] = field(default_factory=list)
     joins: list[Join] = field(default_factory=list)
@@ -68,7 +67,7 @@ class Draft:
         contract: Bounds = UNBOUNDED,
         bounds: Bounds = UNBOUNDED,
         fixed: QParams | None = None,
-        follows: str | None = None,
+        follows: frozenset[str] = frozenset(),
     ) -> str:
         """Add a cell, named after the node that it begins at, and return its name."""
         base = config.activation.scheme
@@ -96,7 +95,7 @@ class Draft:
 
     def unfollow(self, cell: str) -> None:
         """Quantize the cell whatever becomes of the one that it followed."""
-        self.cells[cell] = replace(self.cells[cell], follows=None)
+        self.cells[cell] = replace(self.cells[cell], follows=frozenset())
 
     def output_cell(self, node: Node) -> str | None:
         """Return the cell of the node's output, or None where it is float."""
@@ -147,4 +146,8 @@ class Draft:
 
     def plan(self) -> Plan:
         """Return what was drawn up, as data."""
-        return Plan(cells={n: c for n, c in self.cells.items() if c.values}, families=tuple(self.families), joins=tuple(self.joins))
+        return Plan(
+            cells={n: c for n, c in self.cells.items() if c.values},
+            families=tuple(self.families),
+            joins=tuple(self.joins),
+        )

@@ -33,4 +33,3 @@ def annotate_own_output(draft: Draft, node: Node, config: BackendConfig) -> None
     fixed = next((QParams(f.scale, f.zero_point, scheme) for f in config.ops.fixed if f.op == name), None)
     bounds = clamp_bounds(node) if name in CLAMPS else None
     draft.put(node, draft.new_cell(node.name, node, config, bounds=bounds or UNBOUNDED, fixed=fixed))
-

@@ -36,7 +36,9 @@ def op_name(node: Node) -> str:
 def is_in_place(node: Node) -> bool:
     """Tell whether the node's op writes into its first operand."""
     schema = getattr(node.target, "_schema", None)
-    return bool(schema and schema.arguments and schema.arguments[0].alias_info and schema.arguments[0].alias_info.is_write)
+    return bool(
+        schema and schema.arguments and schema.arguments[0].alias_info and schema.arguments[0].alias_info.is_write
+    )
 
 
 def argument(node: Node, key: int | str) -> Argument:
@@ -105,7 +107,9 @@ def constant_value(model: GraphModule, node: Node) -> torch.Tensor | None:
     return found if isinstance(found, torch.Tensor) else None
 
 
-_CONSTANT_THROUGH = frozenset({"lift_fresh", "detach", "alias", "clone", "t", "transpose", "permute", "view", "reshape"})
+_CONSTANT_THROUGH = frozenset(
+    {"lift_fresh", "detach", "alias", "clone", "t", "transpose", "permute", "view", "reshape"}
+)
 
 
 def is_constant(node: Node) -> bool:
@@ -117,14 +121,13 @@ def is_constant(node: Node) -> bool:
 
 def module_path(node: Node) -> str:
     """Return the path of the module that the node comes from ("layer1.0.conv"), "" for the root."""
-    stack = node.meta.get("nn_module_stack") or {}
-    entries = list(stack.values())
+    entries = list(node.meta.get("nn_module_stack", {}).values())
     return clean_path(entries[-1][0]) if entries else ""
 
 
 def module_stack(node: Node) -> Iterator[tuple[str, str]]:
     """Yield (path, qualified type name) of every module around the node, outermost first."""
-    for path, kind in (node.meta.get("nn_module_stack") or {}).values():
+    for path, kind in node.meta.get("nn_module_stack", {}).values():
         yield clean_path(path), kind if isinstance(kind, str) else f"{kind.__module__}.{kind.__qualname__}"
 
 

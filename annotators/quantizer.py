@@ -58,7 +58,7 @@ class Record:
         return tuple(d for component in self.components for d in component.resolution().decisions)
 
 
-class BackendQuantizer(Quantizer):  # type: ignore[misc]  # torchao is untyped
+class BackendQuantizer(Quantizer):
     """Annotate a graph as one backend's config asks.
 
     Args:
@@ -95,9 +95,7 @@ class BackendQuantizer(Quantizer):  # type: ignore[misc]  # torchao is untyped
         """Set the config of an operator: an aten overload, an overload packet, or its canonical name."""
         return self._add(operator_rule(operator, self._as_config(config)))
 
-    def set_filter(
-        self, predicate: Callable[[Node], bool], config: BackendConfig | Scheme | None
-    ) -> BackendQuantizer:
+    def set_filter(self, predicate: Callable[[Node], bool], config: BackendConfig | Scheme | None) -> BackendQuantizer:
         """Set the config of the nodes that a predicate holds for."""
         return self._add(filter_rule(predicate, self._as_config(config)))
 

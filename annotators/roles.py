@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from torch.fx import Node
 
 from .blocks import Block, find_block, head_rule
-from .graph import argument, is_constant, is_float_tensor, op_name, operands, users, value_of
+from .graph import argument, is_constant, is_float_tensor, op_name, operands, rank, users, value_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -42,6 +42,7 @@ class Role(Enum):
     """Several inputs become one output."""
 
 
+IMAGE_RANK = 4  # [N, C, H, W]
 MOVEMENTS = frozenset({Role.MOVE, Role.SELECT})
 _FLOAT_OPERANDS = {  # operands that are activations, by position; all tensors where an op is not listed
     "layer_norm": (0,),
@@ -140,9 +141,22 @@ def _plain_role(node: Node, config: BackendConfig) -> Role | None:
         return Role.SELECT if name in rules.selects else Role.MOVE
     if name in rules.joins and is_float_tensor(node):
         return Role.JOIN
-    if name in rules.own and is_float_tensor(node) and activations(node):
+    if name in rules.own and is_float_tensor(node) and activations(node) and _pools_as_asked(node, config):
         return Role.OWN
     return None
+
+
+def _pools_as_asked(node: Node, config: BackendConfig) -> bool:
+    """Tell whether a mean or adaptive pool is of the form that the config wants (True for any other op)."""
+    if not config.ops.global_pools_only:
+        return True
+    if op_name(node) == "mean":
+        dims = argument(node, "dim")
+        axes = {int(d) % 4 for d in dims if isinstance(d, int)} if isinstance(dims, (list, tuple)) else set()
+        return rank(node) == IMAGE_RANK and axes == {2, 3} and bool(argument(node, "keepdim"))
+    if op_name(node) == "adaptive_avg_pool2d":
+        return rank(node) == IMAGE_RANK and list(argument(node, "output_size") or ()) == [1, 1]  # type: ignore[arg-type]
+    return True
 
 
 def _getitem_role(node: Node, config: BackendConfig) -> Role | None:
@@ -174,16 +188,19 @@ def _drop_idle_movement(model: GraphModule, roles: Roles) -> None:
         return node
 
     nodes = [n for n in model.graph.nodes if roles.role(n) in passing]
-    for node in nodes:
-        island[node] = node
+    island.update({node: node for node in nodes})
     for node in nodes:
         for source in _sources(node, roles):
             if source in island:
                 island[find(source)] = find(node)
     touches: dict[Node, list[bool]] = defaultdict(list)  # per island: is each neighbour quantized?
     for node in nodes:
-        neighbours = [s for s in _sources(node, roles) if s not in island and s.op == "call_function" and not is_constant(s)]
-        neighbours += [u for u in _readers(node) if u not in island and u.op == "call_function" and op_name(u) != "getitem"]
+        neighbours = [
+            s for s in _sources(node, roles) if s not in island and s.op == "call_function" and not is_constant(s)
+        ]
+        neighbours += [
+            u for u in _readers(node) if u not in island and u.op == "call_function" and op_name(u) != "getitem"
+        ]
         touches[find(node)] += [roles.is_quantized_op(n) for n in neighbours]
     for node in nodes:
         found = touches[find(node)]
@@ -205,5 +222,7 @@ def _readers(node: Node) -> list[Node]:
     """Return the readers of a value, seeing through tuples to their items."""
     found = []
     for user in users(node):
-        found += list(user.users) if isinstance(value_of(user), (tuple, list)) and user.op == "call_function" else [user]
+        found += (
+            list(user.users) if isinstance(value_of(user), (tuple, list)) and user.op == "call_function" else [user]
+        )
     return found

@@ -4,6 +4,8 @@
 * In-place ops become functional: once a quantize/dequantize pair stands behind the base, a later reader of the
   base would no longer see what the op wrote.
 * Scalar operands of add, sub and mul become constants, which can be quantized.
+* Clamps in a row become one, and every clamp is spelled as relu, hardtanh or clamp, by its bounds: backends fold
+  some spellings only, and a relu6 is a relu6 however it is written.
 
 No weight is touched: the exported module shares its parameters with the user's eager model.
 """
@@ -14,6 +16,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from .blocks import clamp_bounds
 from .graph import is_float_tensor, is_in_place, op_name, value_of
 
 if TYPE_CHECKING:
@@ -40,6 +43,9 @@ def transform(model: GraphModule, config_of: Callable[[Node], BackendConfig | No
         config = config_of(node)
         if config is not None and config.ops.constants and op_name(node) in config.ops.own:
             changed |= _lift_scalar(model, node)
+    for node in reversed(list(model.graph.nodes)):  # from the last clamp of a row, which swallows the others
+        if node.op == "call_function" and config_of(node) is not None:
+            changed |= _spell_clamp(node)
     if changed:
         model.graph.lint()
         model.recompile()
@@ -89,9 +95,9 @@ def _functional(node: Node) -> torch._ops.OpOverload | None:
 def _lift_scalar(model: GraphModule, node: Node) -> bool:
     """Turn the scalar operand of add, sub or mul into a constant tensor."""
     target = _SCALAR_OPS.get(op_name(node))
-    if target is None or len(node.args) < 2 or not is_float_tensor(node):  # noqa: PLR2004
+    if target is None or len(node.args) < 2 or not is_float_tensor(node):
         return False
-    if node.kwargs.get("alpha", 1) != 1 or len(node.args) > 2:  # noqa: PLR2004
+    if node.kwargs.get("alpha", 1) != 1 or len(node.args) > 2:
         return False
     scalars = [i for i in (0, 1) if isinstance(node.args[i], (int, float)) and not isinstance(node.args[i], bool)]
     if len(scalars) != 1 or abs(float(node.args[scalars[0]])) > LARGEST_CONSTANT:  # type: ignore[arg-type]
@@ -99,6 +105,31 @@ def _lift_scalar(model: GraphModule, node: Node) -> bool:
     args = list(node.args)
     args[scalars[0]] = _constant(model, node, float(node.args[scalars[0]]))  # type: ignore[arg-type]
     node.args, node.kwargs, node.target = tuple(args), {}, target
+    return True
+
+
+def _spell_clamp(node: Node) -> bool:
+    """Spell a clamp by its bounds, together with the clamps that it alone reads."""
+    bounds = clamp_bounds(node)
+    if bounds is None or not bounds.is_bounded or not is_float_tensor(node):
+        return False
+    source, swallowed = node.args[0], []
+    while isinstance(source, torch.fx.Node) and len(source.users) == 1 and (first := clamp_bounds(source)) is not None:
+        bounds = first.then(bounds)
+        swallowed.append(source)
+        source = source.args[0]
+    low, high = bounds.lower, bounds.upper
+    if low == 0.0 and high is None:
+        target, args = _ATEN.relu.default, (source,)
+    elif low is not None and high is not None:
+        target, args = _ATEN.hardtanh.default, (source, low, high)  # type: ignore[assignment]
+    else:
+        target, args = _ATEN.clamp.default, (source, low, high)  # type: ignore[assignment]
+    if (node.target, node.args) == (target, args) and not node.kwargs:
+        return False
+    node.target, node.args, node.kwargs = target, args, {}
+    for each in swallowed:
+        node.graph.erase_node(each)
     return True
 
 

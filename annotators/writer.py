@@ -74,7 +74,7 @@ def write(draft: Draft, plan: Plan, presets: dict[str, Range] | None = None) -> 
     """
     specs = _Specs(draft, plan, presets or {})
     for node in draft.model.graph.nodes:
-        inputs = {}
+        inputs: dict[Node, QuantizationSpecBase | None] = {}
         for value in operands(node):
             spec = specs.at((value, node))
             if spec is not None:
@@ -125,21 +125,20 @@ class _Specs:
     def _activation(self, cell: str) -> QuantizationSpec:
         config = self.draft.configs[cell]
         scheme = self.component_of[cell].plan.cells[cell].scheme
-        estimator = partial(make_estimator, config.activation)
+        constant = self._is_constant(cell)
         preset = self.presets.get(cell)
-        if self._is_constant(cell):
-            estimator = partial(MinMaxEstimator)
         kind = PlannedFakeQuantize if config.is_qat else PlannedObserver
 
         def build(**kwargs: object) -> nn.Module:
-            return kind.planned(self.component_of[cell], cell, estimator(), preset, **kwargs)
+            estimator = MinMaxEstimator() if constant else make_estimator(config.activation)
+            return kind.planned(self.component_of[cell], cell, estimator, preset, **kwargs)
 
         return QuantizationSpec(
             dtype=scheme.dtype,
             quant_min=scheme.quant_min,
             quant_max=scheme.quant_max,
             qscheme=scheme.qscheme,
-            observer_or_fake_quant_ctr=ObserverFactory(kind.__name__, build),
+            observer_or_fake_quant_ctr=ObserverFactory(kind.__name__, build),  # type: ignore[arg-type]  # duck-typed
         )
 
     def _is_constant(self, cell: str) -> bool:
@@ -160,7 +159,7 @@ class _Specs:
             channelwise = PlannedPerChannelFakeQuantize if config.is_qat else PlannedPerChannelObserver
 
             def build(**kwargs: object) -> nn.Module:
-                return channelwise.planned(component, cell, weight.channels, **kwargs)
+                return channelwise.planned(component, cell, weight.channels, search=config.weight.search, **kwargs)
 
             name, qscheme = channelwise.__name__, scheme.channel_qscheme
         return QuantizationSpec(
@@ -169,7 +168,7 @@ class _Specs:
             quant_max=scheme.quant_max,
             qscheme=qscheme,
             ch_axis=weight.channel_axis,
-            observer_or_fake_quant_ctr=ObserverFactory(name, build),
+            observer_or_fake_quant_ctr=ObserverFactory(name, build),  # type: ignore[arg-type]  # duck-typed
         )
 
     def _bias(self, place: tuple[Node, Node]) -> DerivedQuantizationSpec | None:
@@ -178,7 +177,7 @@ class _Specs:
         info = torch.iinfo(torch.int32)
         return DerivedQuantizationSpec(
             derived_from=list(sources),
-            derive_qparams_fn=derive_bias_qparams,
+            derive_qparams_fn=derive_bias_qparams,  # type: ignore[arg-type]  # these are our observers
             dtype=torch.int32,
             quant_min=info.min,
             quant_max=info.max - 1,
@@ -205,4 +204,3 @@ def annotated(node: Node) -> bool:
     """Tell whether some quantizer has annotated the node."""
     annotation = node.meta.get(Q_ANNOTATION_KEY)
     return annotation is not None and annotation._annotated
-

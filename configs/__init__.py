@@ -1,1 +1,27 @@
-"""One frozen config per backend: what it can run, and what its passes assume."""
+"""One config per backend: `configs.xnnpack()`, ... Each returns a frozen `BackendConfig`."""
+
+from .base import (
+    ActivationConfig,
+    BackendConfig,
+    BiasConfig,
+    BiasKind,
+    BlockRules,
+    FixedQParams,
+    OpRules,
+    SymmetricActivation,
+    WeightConfig,
+)
+from .xnnpack import xnnpack
+
+__all__ = [
+    "ActivationConfig",
+    "BackendConfig",
+    "BiasConfig",
+    "BiasKind",
+    "BlockRules",
+    "FixedQParams",
+    "OpRules",
+    "SymmetricActivation",
+    "WeightConfig",
+    "xnnpack",
+]

@@ -64,17 +64,20 @@ class ActivationConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class WeightConfig:
-    """How weights are quantized (always by their exact min and max).
+    """How weights are quantized: by their own values, never by calibration data.
 
     Args:
         scheme: codes, symmetry and scale floor.
         per_channel: one scale per output channel instead of one per tensor.
         allow_affine: the backend takes weights with a zero point.
+        search: scale each channel's range by the factor near 1 that rounds it best; False keeps exact min and max.
+            Per-channel weights only; not in QAT, where weights move.
     """
 
     scheme: Scheme = INT8_SYMMETRIC
     per_channel: bool = True
     allow_affine: bool = False
+    search: bool = True
 
     def __post_init__(self) -> None:
         if not self.scheme.symmetric and not self.allow_affine:
@@ -94,24 +97,30 @@ class BlockRules:
 
     Args:
         heads: weighted ops that it runs quantized.
-        activations: clamping ops that it folds into a head's output.
+        activations: clamping ops that it folds into a head's output. Before annotation clamps are spelled as one
+            op each: relu for [0, inf), hardtanh for two finite ends, clamp for one end.
         residual_heads: elementwise ops whose output takes an activation too (add + relu).
+        residual_activations: clamping ops that it folds into these.
+        per_tensor_heads: heads that take one weight scale per tensor only; "grouped_transposed" stands for
+            transposed convolutions with groups.
         through: ops that may stand between head and activation and vanish with it.
         symmetric_activation: what to do with the activation where the scheme is symmetric.
-        grouped_transposed: a grouped transposed convolution is run quantized.
     """
 
     heads: frozenset[str] = frozenset(HEADS)
     activations: frozenset[str] = CLAMPS
     residual_heads: frozenset[str] = frozenset({"add", "sub", "mul"})
+    residual_activations: frozenset[str] = CLAMPS
+    per_tensor_heads: frozenset[str] = frozenset()
     through: frozenset[str] = NO_OPS
     symmetric_activation: SymmetricActivation = SymmetricActivation.ONE_SIDED
-    grouped_transposed: bool = True
 
     def __post_init__(self) -> None:
         _require("blocks.heads", self.heads, frozenset(HEADS))
         _require("blocks.activations", self.activations, CLAMPS)
         _require("blocks.residual_heads", self.residual_heads, ELEMENTWISE)
+        _require("blocks.residual_activations", self.residual_activations, CLAMPS)
+        _require("blocks.per_tensor_heads", self.per_tensor_heads, frozenset(HEADS) | {"grouped_transposed"})
         _require("blocks.through", self.through, NO_OPS | MOVEMENT)
 
 
@@ -142,7 +151,9 @@ class OpRules:
         fixed: output qparams that the backend dictates.
         quantize_movement: annotate both sides of `shared` and `selects` ops; False leaves them in float between
             a dequantize above and a quantize below (for backends whose passes move the quantize themselves).
-        constants: quantize constant operands of elementwise ops and joins as activations.
+        constants: lift scalar operands of add, sub and mul to constants, which are quantized as activations.
+        global_pools_only: mean and adaptive_avg_pool2d are quantized only where they reduce H and W of [N, C, H, W]
+            to 1 x 1.
     """
 
     own: frozenset[str] = ELEMENTWISE
@@ -152,6 +163,7 @@ class OpRules:
     fixed: tuple[FixedQParams, ...] = ()
     quantize_movement: bool = True
     constants: bool = True
+    global_pools_only: bool = False
 
     def __post_init__(self) -> None:
         _require("ops.own", self.own, KNOWN_OPS)

@@ -28,7 +28,10 @@ class HeadRule:
 
 HEADS: Final[dict[str, HeadRule]] = {
     **{name: HeadRule(0, 1, 2, 0) for name in ("conv1d", "conv2d", "conv3d", "linear")},
-    **{name: HeadRule(0, 1, 2, 1, transposed=True) for name in ("conv_transpose1d", "conv_transpose2d", "conv_transpose3d")},
+    **{
+        name: HeadRule(0, 1, 2, 1, transposed=True)
+        for name in ("conv_transpose1d", "conv_transpose2d", "conv_transpose3d")
+    },
     "convolution": HeadRule(0, 1, 2, 0),  # its `transposed` argument is looked at
     "addmm": HeadRule(1, 2, 0, 1, constant_weight_only=True),
     "mm": HeadRule(0, 1, None, 1, constant_weight_only=True),
@@ -41,18 +44,28 @@ CLAMPS: Final = frozenset({"relu", "relu6", "hardtanh", "clamp", "clamp_min", "c
 """Activations that only clamp: they can disappear into the saturation of their producer's output."""
 
 NO_OPS: Final = frozenset(
-    {"dropout", "feature_dropout", "alpha_dropout", "native_dropout", "alias", "detach", "lift_fresh", "clone", "contiguous"}
+    {
+        "dropout",
+        "feature_dropout",
+        "alpha_dropout",
+        "native_dropout",
+        "alias",
+        "detach",
+        "lift_fresh",
+        "clone",
+        "contiguous",
+    }
 )
 """The value passes through unchanged and unmoved (dropout: in eval mode)."""
 
 MOVEMENT: Final = frozenset(
     {
-        "view", "_unsafe_view", "reshape", "view_as", "flatten", "unflatten", "permute", "transpose", "t", "numpy_T", "mT",
-        "adjoint", "swapaxes", "swapdims", "movedim", "moveaxis", "squeeze", "unsqueeze", "expand", "expand_as",
-        "broadcast_to", "repeat", "repeat_interleave", "tile", "flip", "roll", "rot90", "pixel_shuffle", "pixel_unshuffle",
-        "channel_shuffle", "unfold", "im2col", "as_strided", "gather", "index", "index_select", "unsafe_chunk",
+        "view", "_unsafe_view", "reshape", "view_as", "flatten", "unflatten", "permute", "transpose", "t", "numpy_T",
+        "mT", "adjoint", "swapaxes", "swapdims", "movedim", "moveaxis", "squeeze", "unsqueeze", "expand", "expand_as",
+        "broadcast_to", "repeat", "repeat_interleave", "tile", "flip", "roll", "rot90", "pixel_shuffle",
+        "pixel_unshuffle", "channel_shuffle", "unfold", "im2col", "as_strided", "gather", "index",
     }
-) - {"index_select", "unsafe_chunk"}  # fmt: skip
+)  # fmt: skip
 """Values are moved or repeated, never changed: qparams pass through."""
 
 SELECTS: Final = frozenset(
@@ -64,7 +77,10 @@ SELECTS: Final = frozenset(
 """A part of the tensor is read: a branch begins here."""
 
 POOLS: Final = frozenset(
-    {"max_pool1d", "max_pool2d", "max_pool3d", "max_pool2d_with_indices", "max_pool3d_with_indices", "adaptive_max_pool1d", "adaptive_max_pool2d", "amax", "amin"}
+    {
+        "max_pool1d", "max_pool2d", "max_pool3d", "max_pool2d_with_indices", "max_pool3d_with_indices",
+        "adaptive_max_pool1d", "adaptive_max_pool2d", "amax", "amin",
+    }
 )  # fmt: skip
 """Each output value is one of the input's values: qparams pass through."""
 
@@ -74,11 +90,13 @@ JOINS: Final = frozenset({"cat", "concat", "concatenate", "stack", "hstack", "vs
 ELEMENTWISE: Final = frozenset(
     {
         "add", "sub", "rsub", "mul", "div", "neg", "abs", "maximum", "minimum", "where", "masked_fill", "mean", "sum",
-        "softmax", "_softmax", "log_softmax", "sigmoid", "tanh", "hardswish", "hardsigmoid", "silu", "gelu", "leaky_relu",
+        "softmax", "_softmax", "log_softmax", "sigmoid", "tanh", "hardswish", "hardsigmoid", "silu", "gelu",
+        "leaky_relu",
         "prelu", "elu", "softplus", "exp", "log", "sqrt", "rsqrt", "reciprocal", "square", "pow", "layer_norm",
         "native_layer_norm", "group_norm", "instance_norm", "batch_norm", "bmm", "matmul", "mm", "avg_pool1d",
         "avg_pool2d", "avg_pool3d", "adaptive_avg_pool1d", "adaptive_avg_pool2d", "adaptive_avg_pool3d",
-        "upsample_nearest2d", "upsample_bilinear2d", "pad", "constant_pad_nd", "glu", "sin", "cos", "erf", "floor", "ceil",
+        "upsample_nearest2d", "upsample_bilinear2d", "pad", "constant_pad_nd", "glu", "sin", "cos", "erf", "floor",
+        "ceil",
     }
 ) | CLAMPS  # fmt: skip
 """Inputs quantized, output with qparams of its own."""

@@ -1,16 +1,16 @@
 """The errors that quantmark raises on purpose, as one small tree.
 
-    QuantmarkError
-    |-- ConfigError             a config that can't be: says what is allowed
-    |   `-- UnsupportedOptionError    an option that this backend lacks
-    |-- RangeError              a range that can't be used
-    |   |-- UncalibratedError       an observer saw no data
-    |   |-- NonFiniteError          an observer saw NaN or infinity
-    |   `-- MissingRangeError       a range table lacks a node, or names an unknown one
-    |-- AnnotationError         the graph can't be annotated as the config asks
-    |   `-- SharingConflictError    two contracts meet in one qparam group
-    |-- InputError              a file, a batch or a name given by the user can't be used
-    `-- UnsafeModelError        a checked graph breaks a contract
+QuantmarkError
+|-- ConfigError             a config that can't be: says what is allowed
+|   `-- UnsupportedOptionError    an option that this backend lacks
+|-- RangeError              a range that can't be used
+|   |-- UncalibratedError       an observer saw no data
+|   |-- NonFiniteError          an observer saw NaN or infinity
+|   `-- MissingRangeError       a range table lacks a node, or names an unknown one
+|-- AnnotationError         the graph can't be annotated as the config asks
+|   `-- SharingConflictError    two contracts meet in one qparam group
+|-- InputError              a file, a batch or a name given by the user can't be used
+`-- UnsafeModelError        a checked graph breaks a contract
 """
 
 

@@ -43,7 +43,10 @@ _TAIL: Final = 16  # a tail is what lies beyond the bin that holds the 16th larg
 
 _TINY: Final = float(torch.finfo(torch.float32).tiny)
 _MAX_CODES: Final = 4096  # schemes with more codes clip nothing: their rounding is far below any outlier
+_POINTS: Final = 16  # ranges that are compared at a time
+_CLOSE: Final = 1.06  # thresholds that differ by less are as good as each other: the error is flat there
 _ATOM: Final = 1e-7  # relative width of a bin that holds one value only
+_WINDOW: Final = 40 * _NORMAL  # bins below the largest value that matter: the squares of less are below 2**-80
 _GAIN: Final = 0.01  # clipping must lower the error by 1 % (0.04 dB) to be worth its risk,
 _CHANCE: Final = 0.5  # and by this over sqrt(values): rounding n values differs by chance by 1.3 / sqrt(n)
 
@@ -106,8 +109,8 @@ class Rows:
         while math.gcd(stride, self.flat.numel()) != 1:
             stride -= 1
         body = count(self.flat[::stride]).mul_(stride)
-        negative, positive = (_first_tail_bin(side, stride) for side in body.view(2, _SIDE))
-        tails = self._count_beyond(-_edge(negative), _edge(positive))
+        negative, positive = _first_tail_bins(body.view(2, _SIDE), stride)
+        tails = self._count_beyond(-_magnitude(negative), _magnitude(positive))
         for first in (negative, positive + _SIDE):
             end = (first // _SIDE + 1) * _SIDE
             body[first:end] = tails[first:end]
@@ -120,15 +123,16 @@ class Rows:
         return count(torch.cat((rows.view(-1).to(torch.float32), self.rest)))
 
 
-def _first_tail_bin(side: Tensor, weight: int) -> int:
-    """Return the bin from which on `side` holds less than _TAIL samples; never the bin of 0."""
-    beyond = side.sum() - side.cumsum(0)
-    return min(int((beyond >= _TAIL * weight).sum()) + 1, _SIDE - 1)
+def _first_tail_bins(sides: Tensor, weight: int) -> list[int]:
+    """Return the bin of each side from which on it holds less than _TAIL samples; never the bin of 0."""
+    beyond = sides.sum(1, keepdim=True) - sides.cumsum(1)
+    return [min(bin_ + 1, _SIDE - 1) for bin_ in (beyond >= _TAIL * weight).sum(1).tolist()]
 
 
-def _edge(bin_: int) -> float:
-    """Return the lower edge of a bin, as a magnitude."""
-    return float(magnitudes(bin_, bin_ + 1)[0])
+def _magnitude(bin_: int) -> float:
+    """Return the lower edge of one bin, as `magnitudes`."""
+    octave, step = divmod(bin_, _NORMAL)
+    return math.ldexp(step + _NORMAL * (octave > 0), max(octave, 1) - 127 - (23 - _SHIFT))
 
 
 def search(counts: Counts, seen: Range, scheme: Scheme) -> Range:
@@ -142,23 +146,25 @@ def search(counts: Counts, seen: Range, scheme: Scheme) -> Range:
         return seen
     error = ExpectedError.of(counts, seen, scheme)
     floor = error.least_threshold
-    limit = _minimize(lambda t: error(np.maximum(-t, seen.min), np.minimum(t, seen.max)), floor, top, 40)
+    limit = _minimize(lambda t: error(np.maximum(-t, seen.min), np.minimum(t, seen.max)), floor, top)
     low, high = max(seen.min, -limit), min(seen.max, limit)
     if not scheme.symmetric and low < 0.0 < high:
-        high = _minimize(lambda t: error(low, t), min(floor, seen.max / 8), seen.max, 24)
-        low = -_minimize(lambda t: error(-t, high), min(floor, -seen.min / 8), -seen.min, 24)
-        high = _minimize(lambda t: error(low, t), high / 1.2, min(high * 1.2, seen.max), 8)
+        high = _minimize(lambda t: error(low, t), min(floor, seen.max / 8), seen.max)
+        low = -_minimize(lambda t: error(-t, high), min(floor, -seen.min / 8), -seen.min)
+        high = _minimize(lambda t: error(low, t), high / 1.2, min(high * 1.2, seen.max))
     before, after = error(np.array([seen.min, low]), np.array([seen.max, high]))
     gain = 1.0 - after / before if before else 0.0
     return Range(low, high) if gain > _GAIN + _CHANCE / math.sqrt(error.values) else seen
 
 
-def _minimize(error: Callable[[Array], Array], start: float, stop: float, points: int) -> float:
-    """Return where in [start, stop], positive, `error` is least: on a geometric grid, refined once."""
-    grid = _geometric(start, stop, points)
-    at = int(np.argmin(error(grid)))
-    grid = _geometric(grid[max(at - 1, 0)], grid[min(at + 1, points - 1)], 13)
-    return min(float(grid[np.argmin(error(grid))]), stop)
+def _minimize(error: Callable[[Array], Array], start: float, stop: float) -> float:
+    """Return where in [start, stop], positive, `error` is least: on geometric grids, each around the last's."""
+    while True:
+        grid = _geometric(start, stop, _POINTS)
+        at = int(np.argmin(error(grid)))
+        start, stop = float(grid[max(at - 1, 0)]), float(grid[min(at + 1, _POINTS - 1)])
+        if stop <= start * _CLOSE:
+            return float(grid[at])
 
 
 def _geometric(start: float, stop: float, points: int) -> Array:
@@ -183,15 +189,15 @@ class ExpectedError:
     def of(cls, counts: Counts, seen: Range, scheme: Scheme) -> ExpectedError:
         """Prepare the error of a histogram that has values within `seen`, its exact ends."""
         codes = scheme.quant_max - scheme.quant_min
-        sides = counts.reshape(2, _SIDE).astype(np.float64)
-        both = sides[0] + sides[1]
-        stop = int(both.nonzero()[0][-1]) + 1
-        edges = magnitudes(0, stop + 1)
+        stop = int(counts.reshape(2, _SIDE).any(0).nonzero()[0][-1]) + 1
+        start = max(stop - _WINDOW, 1)
+        sides = counts.reshape(2, _SIDE)[:, start:stop].astype(np.float64)
+        edges, both = magnitudes(start, stop + 1), sides[0] + sides[1]
         step = float(_grid(np.array(min(seen.min, 0.0)), np.array(max(seen.max, 0.0)), scheme)[0])
-        least = min(_least_threshold(both[:stop], edges, step), max(-seen.min, seen.max))
-        first = min(int(np.searchsorted(edges, least / codes / 4)), stop - 1)
+        least = min(_least_threshold(both, edges, step), max(-seen.min, seen.max))
+        first = min(int(np.searchsorted(edges, least / codes / 4)), len(both) - 1)
         near_zero = float(both[:first] @ (edges[1 : first + 1] ** 2 / 3)) if first else 0.0
-        inside = np.concatenate((sides[0, first:stop][::-1], [0.0], sides[1, first:stop]))
+        inside = np.concatenate((sides[0, first:][::-1], [0.0], sides[1, first:]))
         used = slice(inside.nonzero()[0][0], inside.nonzero()[0][-1] + 1)
         outer = np.concatenate((-edges[first:][::-1], edges[first:]))[used.start : used.stop + 1]
         outer[0] = min(max(outer[0], seen.min), outer[1] - _ATOM * abs(outer[1]))
@@ -246,7 +252,8 @@ def _least_threshold(counts: Array, edges: Array, step: float) -> float:
     that rounding with `step`, that of min-max, can cost: step**2 / 4 per value.
     """
     lower, middle = edges[:-1], (edges[:-1] + edges[1:]) / 2
-    zeros, ones, squares = np.cumsum((counts * middle ** [[0], [1], [2]])[:, ::-1], axis=1)[:, ::-1]
+    moments = np.stack((counts, counts * middle, counts * middle * middle))
+    zeros, ones, squares = moments[:, ::-1].cumsum(axis=1)[:, ::-1]
     clipping = squares - 2.0 * lower * ones + lower**2 * zeros
-    worth = (zeros <= zeros[min(1, len(counts) - 1)] / 4) & (clipping <= counts.sum() * step**2 / 4)
+    worth = (zeros <= zeros[0] / 4) & (clipping <= counts.sum() * step**2 / 4)
     return float(lower[np.argmax(worth)] if worth.any() else lower[-1])

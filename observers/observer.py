@@ -23,9 +23,10 @@ from .plan import Plan
 from .qparams import QParams, Scheme, choose_channel_qparams, choose_qparams
 from .ranges import Range
 from .resolution import Assignment, Resolution, resolve
+from .weights import channel_ranges
 
 if TYPE_CHECKING:
-    from .rules import Decision
+    pass
 
 OnUncalibrated = Literal["error", "warn"]
 
@@ -96,7 +97,7 @@ class Component:
         return found or Assignment(observer.cell.name, None)
 
 
-class RangeObserver(ObserverBase):  # type: ignore[misc]  # torchao is untyped
+class RangeObserver(ObserverBase):
     """Observe one cell with one range for the whole tensor.
 
     Args:
@@ -169,7 +170,7 @@ class RangeObserver(ObserverBase):  # type: ignore[misc]  # torchao is untyped
         """Return what the component decided for this cell."""
         return self.component.assignment(self)
 
-    def calculate_qparams(self) -> tuple[Tensor, Tensor]:
+    def calculate_qparams(self, **kwargs: object) -> tuple[Tensor, Tensor]:  # noqa: ARG002  (torchao's signature)
         """Return scale (float32, [1]) and zero_point (int64, [1]) on the observer's device.
 
         Raises:
@@ -204,6 +205,7 @@ class PerChannelRangeObserver(RangeObserver):
         ch_axis: the axis of the weight that runs over output channels.
         channels: its length.
         once: observe the first batch only (a weight that does not change between batches).
+        search: scale each channel's range by the factor near 1 that rounds it best (`weights.channel_ranges`).
         The others are those of `RangeObserver`.
     """
 
@@ -223,9 +225,10 @@ class PerChannelRangeObserver(RangeObserver):
         component: Component,
         cell: str,
         once: bool = True,
+        search: bool = False,
     ) -> None:
         super().__init__(dtype, quant_min, quant_max, qscheme, is_dynamic, component=component, cell=cell)
-        self.ch_axis, self.once = ch_axis, once
+        self.ch_axis, self.once, self.search = ch_axis, once, search
         self.register_buffer("channel_min", torch.full((channels,), float("inf")))
         self.register_buffer("channel_max", torch.full((channels,), float("-inf")))
 
@@ -235,14 +238,15 @@ class PerChannelRangeObserver(RangeObserver):
             return x
         values = x.detach().to(torch.float32).movedim(self.ch_axis, 0).flatten(1)
         if values.numel():
-            self.channel_min.copy_(values.amin(1))
-            self.channel_max.copy_(values.amax(1))
+            low, high = channel_ranges(values, self.scheme, search=self.search)
+            self.channel_min.copy_(low)
+            self.channel_max.copy_(high)
             self.estimator.reset()
             self.estimator.update(values)
             self._note_change()
         return x
 
-    def calculate_qparams(self) -> tuple[Tensor, Tensor]:
+    def calculate_qparams(self, **kwargs: object) -> tuple[Tensor, Tensor]:  # noqa: ARG002  (torchao's signature)
         """Return scale (float32) and zero_point (int64), each of shape [channels]."""
         trouble = self.trouble()
         if trouble is not None and self.component.on_uncalibrated == "error":
@@ -258,6 +262,6 @@ def _uncalibrated(observer: RangeObserver) -> UncalibratedError:
     more = f"\n  ... and {len(silent) - 20} more" if len(silent) > 20 else ""
     return UncalibratedError(
         f"{observer.cell.where}: its observer saw no data. Run calibration batches through the prepared model "
-        f"before convert_pt2e (a branch that no batch takes stays empty), or pass on_uncalibrated=\"warn\" to "
+        f'before convert_pt2e (a branch that no batch takes stays empty), or pass on_uncalibrated="warn" to '
         f"leave such tensors float. Observers without data ({len(silent)}):{shown}{more}"
     )

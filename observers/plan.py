@@ -1,4 +1,4 @@
-"""What may be decided about a model's tensors, as data: cells, branch families and joins.
+r"""What may be decided about a model's tensors, as data: cells, branch families and joins.
 
 A *cell* is a set of places in the graph (a node's output, or one of its input edges) that hold the same values,
 or parts of them, and so have one qparams whatever is decided. A *family* and a *join* relate cells:
@@ -8,7 +8,7 @@ or parts of them, and so have one qparams whatever is decided. A *family* and a 
     slice   slice
      |        |
     leaf A  leaf B
-       \\      /           join: may A, B and the output C have one qparams, or is an input requantized at
+       \      /           join: may A, B and the output C have one qparams, or is an input requantized at
         cat               the join's edge (the edge belongs to C in any case)?
          |
          C
@@ -40,7 +40,8 @@ class Cell:
         contract: bounds that saturation must reproduce, because an activation was fused away.
         bounds: bounds that hold for its values anyway.
         fixed: qparams that the backend dictates, or None.
-        follows: the cell that must be quantized for this one to be (a weight follows its op's input), or None.
+        follows: cells that must all be quantized for this one to be: a weight follows its op's input and output,
+            because kernels for int8 weights take and give int8 activations.
     """
 
     name: str
@@ -50,7 +51,7 @@ class Cell:
     contract: Bounds = UNBOUNDED
     bounds: Bounds = UNBOUNDED
     fixed: QParams | None = None
-    follows: str | None = None
+    follows: frozenset[str] = frozenset()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -141,7 +142,7 @@ class Plan:
             for name in names[1:]:
                 parent[find(name)] = find(names[0])
 
-        linked = [[cell.name, cell.follows] for cell in self.cells.values() if cell.follows]
+        linked = [[cell.name, *sorted(cell.follows & set(self.cells))] for cell in self.cells.values() if cell.follows]
         linked += [family_cells(family) for family in self.families]
         linked += [[j.output, *(i.cell for i in j.inputs)] for j in self.joins]
         for names in linked:

@@ -116,8 +116,7 @@ class _Resolver:
         qparams = {id(cluster): cluster.qparams() for cluster in self.clusters.values()}
         result = {}
         for name, cluster in self.clusters.items():
-            follows = self.plan.cells[name].follows
-            if name in self.floats or follows in self.floats:
+            if name in self.floats or self.plan.cells[name].follows & self.floats:
                 result[name] = Assignment(name, None)
             else:
                 root = self.through.get(name)
@@ -143,7 +142,9 @@ class _Resolver:
         return own_scale(self.plan.cells[name], self.ranges[name])
 
     def _losses(self, names: list[str], scale: float) -> dict[str, float]:
-        return {name: sharing_loss_db(self._own(name), scale) if _is_spread(self.ranges[name]) else 0.0 for name in names}
+        return {
+            name: sharing_loss_db(self._own(name), scale) if _is_spread(self.ranges[name]) else 0.0 for name in names
+        }
 
     # -- branch families ------------------------------------------------------------------------------------
 
@@ -172,9 +173,7 @@ class _Resolver:
             cluster = cluster.merged(self.clusters[name]) if cluster else None
         return cluster.qparams().scale if cluster else None
 
-    def _why_not(
-        self, outcome: Outcome, family: Family, root: str | None, losses: Mapping[str, float]
-    ) -> str | None:
+    def _why_not(self, outcome: Outcome, family: Family, root: str | None, losses: Mapping[str, float]) -> str | None:
         rules = family.rules
         if outcome is Outcome.SHARED:
             budget = rules.max_root_loss_db if root else rules.max_sharing_loss_db
@@ -299,7 +298,7 @@ class _Resolver:
             why = f"one qparams would cost an operand {worst:.1f} dB, budget {join.rules.max_float_loss_db:g} dB"
             self._record(join, JoinOutcome.FLOAT, [(n,) for n in own], dict.fromkeys(own, 0.0), why, finding=False)
             return
-        apart = {i.cell: why for i in inputs if (why := self._why_apart(i, join))}
+        apart = {i.cell: found for i in inputs if (found := self._why_apart(i, join))}
         for cell in own:
             if cell not in apart and cell not in self.floats:
                 self._merge([join.output, cell])
@@ -352,5 +351,3 @@ def _reason(outcome: Outcome, groups: list[tuple[str, ...]], losses: Mapping[str
     if outcome is Outcome.SHARED:
         return f"one qparams cost no branch more than {worst:.2f} dB"
     return f"{len(groups)} qparam group(s), no branch loses more than {worst:.2f} dB by sharing"
-
-

@@ -118,9 +118,7 @@ def test_an_empty_folder_is_no_house(tmp_path: Path) -> None:
 
 def test_every_package_is_listed_for_the_wheel() -> None:
     project = (ROOT / "pyproject.toml").read_text(encoding="utf-8")
-    packages = {
-        init.parent.relative_to(ROOT) for folder in ARROWS for init in (ROOT / folder).rglob("__init__.py")
-    }
+    packages = {init.parent.relative_to(ROOT) for folder in ARROWS for init in (ROOT / folder).rglob("__init__.py")}
     assert packages >= {Path(folder) for folder in ARROWS}
     missing = [path for path in packages if f'"{".".join(("quantmark", *path.parts))}",' not in project]
     assert missing == []

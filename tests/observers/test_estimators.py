@@ -154,9 +154,7 @@ def test_a_senseless_averaging_constant_is_refused(constant: float) -> None:
 @every_estimator
 @pytest.mark.parametrize("dtype", FLOATS)
 @pytest.mark.parametrize("size", [3, 140_000])
-def test_nan_and_infinity_are_counted_and_left_out(
-    kind: type[Estimator], dtype: torch.dtype, size: int
-) -> None:
+def test_nan_and_infinity_are_counted_and_left_out(kind: type[Estimator], dtype: torch.dtype, size: int) -> None:
     values = torch.linspace(-1, 2, size).to(dtype)
     for bad in ([math.nan], [math.inf], [-math.inf], [math.nan, -math.inf, math.inf]):
         estimator = kind()

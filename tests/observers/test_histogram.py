@@ -100,13 +100,9 @@ def model_of(values: Tensor, scheme: Scheme) -> tuple[histogram.ExpectedError, R
 def test_bins_are_the_top_thirteen_bits_of_a_float32() -> None:
     patterns = np.arange(histogram.BINS // 2 - 16, dtype=np.int32) << 19  # all but those of inf and NaN
     lower = patterns.view(np.float32)
-    expected = np.concatenate(
-        (np.zeros(histogram.BINS // 2, np.int64), np.ones(len(lower), np.int64), np.zeros(16))
-    )
+    expected = np.concatenate((np.zeros(histogram.BINS // 2, np.int64), np.ones(len(lower), np.int64), np.zeros(16)))
     assert np.array_equal(histogram.count(torch.from_numpy(lower)).numpy(), expected)
-    assert np.array_equal(
-        histogram.count(torch.from_numpy(-lower)).numpy(), np.roll(expected, histogram.BINS // 2)
-    )
+    assert np.array_equal(histogram.count(torch.from_numpy(-lower)).numpy(), np.roll(expected, histogram.BINS // 2))
     assert np.array_equal(histogram.magnitudes(0, len(lower)), lower.astype(np.float64))
 
 
@@ -152,9 +148,7 @@ def test_a_large_batch_of_another_dtype_counts_as_its_float32(dtype: torch.dtype
 
 def test_the_layout_of_a_large_batch_does_not_matter_much() -> None:
     values = draw("t3", 2 * 64 * 64 * 64, seed=3).view(2, 64, 64, 64)
-    plain, last = (
-        histogram.Rows.of(v).count() for v in (values, values.to(memory_format=torch.channels_last))
-    )
+    plain, last = (histogram.Rows.of(v).count() for v in (values, values.to(memory_format=torch.channels_last)))
     tail = histogram.BINS // 2 + (127 + 4) * 16  # from 16.0 on: 90 of 500 thousand
     assert torch.equal(plain[tail:], last[tail:])
     assert int(last.sum()) == int(plain.sum())
@@ -216,9 +210,7 @@ def test_sqnr_is_at_least_that_of_torchao_and_of_min_max(law: str, scheme: Schem
     assert sum(losses) / len(losses) < 0.01
 
 
-@pytest.mark.parametrize(
-    ("law", "at_least"), [("normal", 1.0), ("laplace", 1.5), ("exponential", 0.8), ("t3", 3.0)]
-)
+@pytest.mark.parametrize(("law", "at_least"), [("normal", 1.0), ("laplace", 1.5), ("exponential", 0.8), ("t3", 3.0)])
 def test_clipping_a_million_values_gains(law: str, at_least: float) -> None:
     values = draw(law, 1_000_000, seed=6)
     gain = range_error(values, Range.of(values), INT8_AFFINE) / range_error(
