@@ -6,7 +6,6 @@ import operator
 from typing import TYPE_CHECKING
 
 import torch
-from torch._subclasses import FakeTensor
 from torch.fx import Node
 
 if TYPE_CHECKING:
@@ -73,7 +72,7 @@ def value_of(node: Node) -> object:
 def is_float_tensor(node: Node) -> bool:
     """Tell whether the node yields one floating-point tensor that isn't empty."""
     value = value_of(node)
-    if not isinstance(value, (FakeTensor, torch.Tensor)) or not value.dtype.is_floating_point:
+    if not isinstance(value, torch.Tensor) or not value.dtype.is_floating_point:
         return False
     return all(not isinstance(size, int) or size > 0 for size in value.shape)
 

@@ -161,10 +161,10 @@ class _Resolver:
         for outcome in family.rules.outcomes:
             why_not = self._why_not(outcome, family, root, losses)
             if why_not is None:
-                self._take(outcome, family, leaves, everyone, losses, tuple(rejected))
+                self._take(outcome, family, leaves, everyone, losses, rejected=tuple(rejected))
                 return
             rejected.append((outcome.name, why_not))
-        self._take(Outcome.SHARED, family, leaves, everyone, losses, tuple(rejected), finding=True)
+        self._take(Outcome.SHARED, family, leaves, everyone, losses, rejected=tuple(rejected), finding=True)
 
     def _shared_scale(self, names: list[str]) -> float | None:
         """Return the scale of one qparams for all the cells, or None if no qparams serve all."""
@@ -200,8 +200,8 @@ class _Resolver:
         leaves: list[Leaf],
         everyone: list[str],
         shared_losses: Mapping[str, float],
-        rejected: tuple[tuple[str, str], ...],
         *,
+        rejected: tuple[tuple[str, str], ...],
         finding: bool = False,
     ) -> None:
         names = list(dict.fromkeys(leaf.cell for leaf in leaves))
