@@ -44,7 +44,7 @@ _TAIL: Final = 16  # a tail is what lies beyond the bin that holds the 16th larg
 _TINY: Final = float(torch.finfo(torch.float32).tiny)
 _MAX_CODES: Final = 4096  # schemes with more codes clip nothing: their rounding is far below any outlier
 _POINTS: Final = 16  # ranges that are compared at a time
-_CLOSE: Final = 1.03  # thresholds that differ by less are as good as each other: the error is flat there
+_CLOSE: Final = 1.05  # thresholds that differ by less are as good as each other: the error is flat there
 _ATOM: Final = 1e-7  # relative width of a bin that holds one value only
 _WINDOW: Final = 40 * _NORMAL  # bins below the largest value that matter: the squares of less are below 2**-80
 _GAIN: Final = 0.01  # clipping must lower the error by 1 % (0.04 dB) to be worth its risk,
@@ -72,6 +72,7 @@ class Rows:
     """A large batch, cut into rows of which the smallest and the largest value are known (as float32)."""
 
     flat: Tensor
+    rest: Tensor  # what follows the last full row
     low: Tensor
     high: Tensor
 
@@ -80,17 +81,13 @@ class Rows:
         """Cut `values`, at least one row; what is left over is no row."""
         by_stride = sorted(range(values.dim()), key=values.stride, reverse=True)
         flat = values.permute(by_stride).reshape(-1)  # a view also of dense layouts like channels_last
-        rows = flat[: flat.numel() // _ROW * _ROW].view(-1, _ROW)
+        full = flat.numel() // _ROW * _ROW
+        rows, rest = flat[:full].view(-1, _ROW), flat[full:].to(torch.float32)
         if rows.dtype == torch.float32:
-            return cls(flat, rows.amin(1), rows.amax(1))
+            return cls(flat, rest, rows.amin(1), rows.amax(1))
         parts = (part.to(torch.float32) for part in rows.split(_CACHED_ROWS))  # torch reduces those slowly
         ends = [(part.amin(1), part.amax(1)) for part in parts]
-        return cls(flat, torch.cat([low for low, _ in ends]), torch.cat([high for _, high in ends]))
-
-    @property
-    def rest(self) -> Tensor:
-        """The values after the last full row, as float32."""
-        return self.flat[self.low.numel() * _ROW :].to(torch.float32)
+        return cls(flat, rest, torch.cat([low for low, _ in ends]), torch.cat([high for _, high in ends]))
 
     def ends(self) -> tuple[float, float]:
         """Return the smallest and the largest value; NaN if there is one."""
