@@ -139,6 +139,8 @@ def find_block(head: Node, config: BackendConfig, accepts: Callable[[Node], bool
     scheme = config.activation.scheme
     rules = config.blocks
     foldable = rules.activations if op_name(head) in HEADS else rules.residual_activations
+    if op_name(head) in HEADS and rules.activation_heads is not None and op_name(head) not in rules.activation_heads:
+        foldable = frozenset()
     node = head
     while (follower := _only_reader(node)) is not None and accepts(follower):
         name = op_name(follower)
@@ -185,7 +187,8 @@ def annotate_head(
     per_channel = is_per_channel(head, rule, config)
     cell = f"{weight.name}#{rule.channel_axis if per_channel else 'tensor'}"
     if cell not in draft.cells:
-        draft.new_cell(cell, weight, config, scheme=config.weight.scheme, follows=follows)
+        scheme = config.weight.conv_scheme if "conv" in op_name(head) else None
+        draft.new_cell(cell, weight, config, scheme=scheme or config.weight.scheme, follows=follows)
         draft.weights[cell] = _weight(cell, weight, rule.channel_axis if per_channel else None, config)
     elif draft.cells[cell].follows != follows:  # read by several ops: it is quantized whatever becomes of one
         draft.unfollow(cell)

@@ -199,21 +199,17 @@ def _cost(reader: Node) -> int:
 def _hoistable(tree: Tree, roles: Roles, config: BackendConfig) -> bool:
     """Tell whether a pass that hoists below this root would fire if every leaf were quantized.
 
-    It needs every path from the root to end in a quantize, and (where slices and selects are all that lies
-    between) the parts together to be at least `min_coverage` of the root.
+    It needs every path from the root to go through ops that it knows and to end in a quantize, and (where ops that
+    read a part are all that lies between) the parts together to be at least `min_coverage` of the root.
     """
-    read = 0
-    only_selects = True
-    for segment in tree.segments:
-        for value in segment.values:
-            only_selects &= op_name(value) in {"slice", "select"}
-            read += numel(value)
-            if any(user.op == "output" for user in value.users):
-                return False
-        for value in [*segment.values, *([tree.root] if segment is tree.top else [])]:
-            for user in users(value):
-                if roles.role(user) is Role.FLOAT and user.op == "call_function":
-                    return False
-    if any(user.op == "output" for user in tree.root.users):
+    rules = config.branches
+    moves = [value for segment in tree.segments for value in segment.values]
+    names = {op_name(value.args[0] if op_name(value) == "getitem" else value) for value in moves}  # type: ignore[arg-type]
+    if not names <= rules.hoist_through:
         return False
-    return not only_selects or read >= config.branches.min_coverage * numel(tree.root)
+    for value in [tree.root, *moves]:
+        for user in users(value):
+            if user.op == "output" or (roles.role(user) is Role.FLOAT and op_name(user) != "getitem"):
+                return False
+    read = sum(numel(value) for value in moves)
+    return not names <= rules.covering or read >= rules.min_coverage * numel(tree.root)

@@ -74,7 +74,8 @@ def is_float_tensor(node: Node) -> bool:
     value = value_of(node)
     if not isinstance(value, torch.Tensor) or not value.dtype.is_floating_point:
         return False
-    return all(not isinstance(size, int) or size > 0 for size in value.shape)
+    sizes: tuple[object, ...] = tuple(value.shape)  # dynamic ones are symbolic, and never empty here
+    return 0 not in [size for size in sizes if isinstance(size, int)]
 
 
 def numel(node: Node) -> int:

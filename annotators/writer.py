@@ -146,8 +146,8 @@ class _Specs:
         return isinstance(place, tuple) and is_constant(place[0])
 
     def _weight(self, cell: str, weight: Weight) -> QuantizationSpec:
-        config, scheme = weight.config, weight.config.weight.scheme
-        component = self.component_of[cell]
+        config, component = weight.config, self.component_of[cell]
+        scheme = component.plan.cells[cell].scheme
         if weight.channel_axis is None:
             flat = PlannedFakeQuantize if config.is_qat else PlannedObserver
 

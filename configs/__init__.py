@@ -11,6 +11,7 @@ from .base import (
     SymmetricActivation,
     WeightConfig,
 )
+from .cadence import cadence
 from .xnnpack import xnnpack
 
 __all__ = [
@@ -23,5 +24,6 @@ __all__ = [
     "OpRules",
     "SymmetricActivation",
     "WeightConfig",
+    "cadence",
     "xnnpack",
 ]

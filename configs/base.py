@@ -69,6 +69,7 @@ class WeightConfig:
     Args:
         scheme: codes, symmetry and scale floor.
         per_channel: one scale per output channel instead of one per tensor.
+        conv_scheme: the scheme of convolutions where it differs from that of the other ops, or None.
         allow_affine: the backend takes weights with a zero point.
         search: scale each channel's range by the factor near 1 that rounds it best; False keeps exact min and max.
             Per-channel weights only; not in QAT, where weights move.
@@ -76,11 +77,13 @@ class WeightConfig:
 
     scheme: Scheme = INT8_SYMMETRIC
     per_channel: bool = True
+    conv_scheme: Scheme | None = None
     allow_affine: bool = False
     search: bool = True
 
     def __post_init__(self) -> None:
-        if not self.scheme.symmetric and not self.allow_affine:
+        affine = not self.scheme.symmetric or not (self.conv_scheme or self.scheme).symmetric
+        if affine and not self.allow_affine:
             raise ConfigError("weight.scheme is affine, but this backend takes symmetric weights only (zero point 0)")
 
 
@@ -101,6 +104,7 @@ class BlockRules:
             op each: relu for [0, inf), hardtanh for two finite ends, clamp for one end.
         residual_heads: elementwise ops whose output takes an activation too (add + relu).
         residual_activations: clamping ops that it folds into these.
+        activation_heads: heads that an activation folds into; None stands for all of `heads`.
         per_tensor_heads: heads that take one weight scale per tensor only; "grouped_transposed" stands for
             transposed convolutions with groups.
         through: ops that may stand between head and activation and vanish with it.
@@ -111,6 +115,7 @@ class BlockRules:
     activations: frozenset[str] = CLAMPS
     residual_heads: frozenset[str] = frozenset({"add", "sub", "mul"})
     residual_activations: frozenset[str] = CLAMPS
+    activation_heads: frozenset[str] | None = None
     per_tensor_heads: frozenset[str] = frozenset()
     through: frozenset[str] = NO_OPS
     symmetric_activation: SymmetricActivation = SymmetricActivation.ONE_SIDED
@@ -147,7 +152,7 @@ class OpRules:
         own: inputs quantized, output with qparams of its own.
         shared: values moved, repeated or picked: output qparams are the input's.
         selects: as `shared`, but a part is read: a branch begins here.
-        joins: several inputs become one output.
+        joins: several inputs become one output (a pool with one input is one too, where movement is not quantized).
         fixed: output qparams that the backend dictates.
         quantize_movement: annotate both sides of `shared` and `selects` ops; False leaves them in float between
             a dequantize above and a quantize below (for backends whose passes move the quantize themselves).
@@ -169,7 +174,7 @@ class OpRules:
         _require("ops.own", self.own, KNOWN_OPS)
         _require("ops.shared", self.shared, KNOWN_OPS)
         _require("ops.selects", self.selects, SELECTS)
-        _require("ops.joins", self.joins, JOINS | ELEMENTWISE)
+        _require("ops.joins", self.joins, JOINS | ELEMENTWISE | POOLS)
         _require("ops.fixed", frozenset(f.op for f in self.fixed), self.own)
         twice = (self.own & self.shared) | (self.own & self.joins) | (self.shared & self.selects)
         if twice:

@@ -65,8 +65,10 @@ class BranchRules:
         max_root_loss_db: what sharing may cost a branch, in dB, before a dearer outcome than `SHARED` is taken
             for a root that would be quantized. 6.02 dB is one bit.
         partial_groups: group alike branches although another differs; False: all in one group, or none.
-        min_coverage: the part of the root's elements, 0 to 1, that slices and selects must read before the
-            backend's pass finds a hoist worth while.
+        hoist_through: ops (canonical names) that the backend's pass looks through on its way to a quantize.
+        covering: those of them that read a part; where nothing else lies between, `min_coverage` applies.
+        min_coverage: the part of the root's elements, 0 to 1, that covering ops must read before the backend's
+            pass finds a hoist worth while.
         conflict: what to do with differing branches under `HoistRule.ALWAYS`.
     """
 
@@ -75,6 +77,8 @@ class BranchRules:
     max_sharing_loss_db: float = 0.5
     max_root_loss_db: float = 6.02
     partial_groups: bool = True
+    hoist_through: frozenset[str] = frozenset()
+    covering: frozenset[str] = frozenset({"slice", "select"})
     min_coverage: float = 0.5
     conflict: Conflict = Conflict.FLOAT
 
