@@ -21,9 +21,10 @@ from torch.fx import Node
 
 from ..configs.base import BiasKind, SymmetricActivation
 from ..configs.ops import BATCH_NORMS, HEADS, HeadRule
+from ..observers.qparams import INT32
 from ..observers.ranges import UNBOUNDED, Bounds
-from .draft import Draft, Weight
-from .graph import argument, is_constant, is_float_tensor, number, op_name, rank, users, value_of
+from .draft import Bias, Draft, Weight
+from .graph import argument, is_constant, is_float_tensor, number, numel, op_name, rank, users, value_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -183,7 +184,8 @@ def annotate_head(
     weight = argument(head, rule.weight)
     if not isinstance(source, Node) or not isinstance(weight, Node):
         return
-    follows = frozenset({read(source, head), draft.places[block.output]})
+    entry = read(source, head)
+    follows = frozenset({entry, draft.places[block.output]})
     per_channel = is_per_channel(head, rule, config)
     cell = f"{weight.name}#{rule.channel_axis if per_channel else 'tensor'}"
     if cell not in draft.cells:
@@ -195,7 +197,10 @@ def annotate_head(
     draft.put((weight, head), cell)
     bias = argument(head, rule.bias) if rule.bias is not None else None
     if isinstance(bias, Node) and config.bias.kind is BiasKind.INT32_DERIVED:
-        draft.derived[bias, head] = ((source, head), (weight, head))
+        name = f"{bias.name}->{head.name}"
+        draft.new_cell(name, bias, config, scheme=INT32, follows=follows)
+        draft.biases[name] = Bias(config, entry, cell, numel(bias) if per_channel else None)
+        draft.put((bias, head), name)
 
 
 def is_per_channel(head: Node, rule: HeadRule, config: BackendConfig) -> bool:

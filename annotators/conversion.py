@@ -7,13 +7,15 @@ same qparams. So a value is quantized once, and a decision made late costs no no
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING, cast
 
 import torch
 from torchao.quantization.pt2e.fake_quantize import FakeQuantize
 from torchao.quantization.pt2e.utils import create_getattr_from_value
 
-from ..observers.observer import PerChannelRangeObserver, RangeObserver
+from ..observers.observer import PerChannelBiasObserver, PerChannelRangeObserver, RangeObserver
+from ..observers.qparams import QParams
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -22,9 +24,9 @@ if TYPE_CHECKING:
 
     from ..observers.estimators import Estimator
     from ..observers.observer import Component
-    from ..observers.qparams import QParams
     from ..observers.ranges import Range
     from ..observers.resolution import Assignment
+    from .draft import Bias
 
 _LIB = torch.ops.quantized_decomposed
 
@@ -53,7 +55,10 @@ def _pair(node: Node, value: Node, qparams: QParams) -> Node:
 
 
 def replace_with_channel_pair(
-    model: GraphModule, node: Node, observer: PerChannelRangeObserver, qparams: tuple[Tensor, Tensor]
+    model: GraphModule,
+    node: Node,
+    observer: PerChannelRangeObserver | PerChannelBiasObserver,
+    qparams: tuple[Tensor, Tensor],
 ) -> None:
     """Replace the observer node of a weight by a per-channel quantize/dequantize pair."""
     graph = node.graph
@@ -115,6 +120,33 @@ class PlannedPerChannelObserver(PerChannelRangeObserver):
             replace_with_pairs(observer_node, self.assignment())
         else:
             replace_with_channel_pair(model, observer_node, self, self.calculate_qparams())
+
+
+class PlannedPerChannelBias(PerChannelBiasObserver):
+    """A `PerChannelBiasObserver` that writes what its plan decided."""
+
+    @classmethod
+    def planned(cls, component: Component, cell: str, bias: Bias, **kwargs: object) -> PlannedPerChannelBias:
+        """Make the observer of a bias; `kwargs` are the spec's fields."""
+        return cls(
+            component=component,
+            cell=cell,
+            input_cell=bias.input,
+            weight_cell=bias.weight,
+            channels=bias.channels,
+            **kwargs,  # type: ignore[arg-type]
+        )
+
+    def convert(self, model: GraphModule, observer_node: Node) -> None:
+        """Replace the observer node in the graph (called by `convert_pt2e`)."""
+        assignment = self.assignment()
+        if assignment.qparams is not None and self.channels is not None:
+            replace_with_channel_pair(model, observer_node, self, self.calculate_qparams())
+        elif assignment.qparams is not None:
+            scale = float(self.calculate_qparams()[0])
+            replace_with_pairs(observer_node, replace(assignment, qparams=QParams(scale, 0, self.scheme)))
+        else:
+            replace_with_pairs(observer_node, assignment)
 
 
 class PlannedFakeQuantize(FakeQuantize):

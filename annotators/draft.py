@@ -37,6 +37,19 @@ class Weight:
 
 
 @dataclass
+class Bias:
+    """A bias to derive: the cells of the input and of the weight whose scales multiply to its own.
+
+    `channels` is its length where the weight has one scale per channel, else None.
+    """
+
+    config: BackendConfig
+    input: str
+    weight: str
+    channels: int | None
+
+
+@dataclass
 class Draft:
     """Cells, places and relations that the annotators have found so far in one graph.
 
@@ -51,7 +64,7 @@ class Draft:
     places: dict[Place, str] = field(default_factory=dict)
     weights: dict[str, Weight] = field(default_factory=dict)
     configs: dict[str, BackendConfig] = field(default_factory=dict)
-    derived: dict[tuple[Node, Node], tuple[tuple[Node, Node], tuple[Node, Node]]] = field(default_factory=dict)
+    biases: dict[str, Bias] = field(default_factory=dict)
     families: list[Family] = field(default_factory=list)
     joins: list[Join] = field(default_factory=list)
     _float_cells: dict[Node, str] = field(default_factory=dict)

@@ -9,9 +9,7 @@ from __future__ import annotations
 from functools import partial
 from typing import TYPE_CHECKING
 
-import torch
 from torchao.quantization.pt2e.quantizer import (
-    DerivedQuantizationSpec,
     QuantizationAnnotation,
     QuantizationSpec,
     SharedQuantizationSpec,
@@ -23,6 +21,7 @@ from ..observers.observer import Component
 from .conversion import (
     PlannedFakeQuantize,
     PlannedObserver,
+    PlannedPerChannelBias,
     PlannedPerChannelFakeQuantize,
     PlannedPerChannelObserver,
 )
@@ -31,7 +30,7 @@ from .graph import is_constant, operands
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from torch import Tensor, nn
+    from torch import nn
     from torch.fx import Node
     from torchao.quantization.pt2e.quantizer import QuantizationSpecBase
 
@@ -111,14 +110,14 @@ class _Specs:
             self.component_of |= dict.fromkeys(part.cells, component)
 
     def at(self, place: Place) -> QuantizationSpecBase | None:
-        if isinstance(place, tuple) and place in self.draft.derived:
-            return self._bias(place)
         cell = self.draft.places.get(place)
         if cell is None or cell not in self.component_of:
             return None
         anchor = self.anchors.setdefault(cell, place)
         if anchor is not place:
             return SharedQuantizationSpec(anchor)
+        if cell in self.draft.biases:
+            return self._bias(cell)
         weight = self.draft.weights.get(cell)
         return self._weight(cell, weight) if weight else self._activation(cell)
 
@@ -171,18 +170,21 @@ class _Specs:
             observer_or_fake_quant_ctr=ObserverFactory(name, build),  # type: ignore[arg-type]  # duck-typed
         )
 
-    def _bias(self, place: tuple[Node, Node]) -> DerivedQuantizationSpec | None:
-        sources = self.draft.derived[place]
-        weight = self.draft.weights[self.draft.places[sources[1]]]
-        info = torch.iinfo(torch.int32)
-        return DerivedQuantizationSpec(
-            derived_from=list(sources),
-            derive_qparams_fn=derive_bias_qparams,  # type: ignore[arg-type]  # these are our observers
-            dtype=torch.int32,
-            quant_min=info.min,
-            quant_max=info.max - 1,
-            qscheme=torch.per_channel_symmetric if weight.channel_axis is not None else torch.per_tensor_symmetric,
-            ch_axis=0 if weight.channel_axis is not None else None,
+    def _bias(self, cell: str) -> QuantizationSpec:
+        bias, component = self.draft.biases[cell], self.component_of[cell]
+        scheme = component.plan.cells[cell].scheme
+        flat = bias.channels is None
+
+        def build(**kwargs: object) -> nn.Module:
+            return PlannedPerChannelBias.planned(component, cell, bias, **kwargs)
+
+        return QuantizationSpec(
+            dtype=scheme.dtype,
+            quant_min=scheme.quant_min,
+            quant_max=scheme.quant_max,
+            qscheme=scheme.qscheme if flat else scheme.channel_qscheme,
+            ch_axis=0,
+            observer_or_fake_quant_ctr=ObserverFactory(PlannedPerChannelBias.__name__, build),  # type: ignore[arg-type]  # duck-typed
         )
 
 
@@ -191,13 +193,6 @@ def make_estimator(activation: ActivationConfig) -> Estimator:
     if activation.estimator == "moving_average":
         return MovingAverageEstimator(activation.averaging_constant)
     return HistogramEstimator() if activation.estimator == "histogram" else MinMaxEstimator()
-
-
-def derive_bias_qparams(observers: list[RangeObserver]) -> tuple[Tensor, Tensor]:
-    """Return the qparams of an int32 bias: scale = input scale * weight scale, zero_point 0 (Jacob et al. 2018)."""
-    scales = [observer.calculate_qparams()[0] for observer in observers]
-    scale = scales[0].to(torch.float32) * scales[1].to(torch.float32)
-    return scale, torch.zeros_like(scale, dtype=torch.int32)
 
 
 def annotated(node: Node) -> bool:

@@ -256,6 +256,48 @@ class PerChannelRangeObserver(RangeObserver):
         return choose_channel_qparams(self.channel_min, self.channel_max, self.scheme)
 
 
+class PerChannelBiasObserver(RangeObserver):
+    """Derive the qparams of an int32 bias: scale = input scale * weight scale, zero_point 0 (Jacob et al. 2018).
+
+    Args:
+        ch_axis: 0.
+        input_cell: the cell of the op's input, in the same component.
+        weight_cell: the cell of its weight.
+        channels: the bias's length where the weight has one scale per channel, else None (one scale).
+        The others are those of `RangeObserver`.
+    """
+
+    def __init__(
+        self,
+        dtype: torch.dtype,
+        quant_min: int,
+        quant_max: int,
+        qscheme: torch.qscheme,
+        is_dynamic: bool = False,
+        *,
+        ch_axis: int,
+        input_cell: str,
+        weight_cell: str,
+        channels: int | None,
+        component: Component,
+        cell: str,
+    ) -> None:
+        super().__init__(dtype, quant_min, quant_max, qscheme, is_dynamic, component=component, cell=cell)
+        self.ch_axis, self.channels = ch_axis, channels
+        self.sources = (input_cell, weight_cell)
+
+    def trouble(self) -> UncalibratedError | NonFiniteError | None:
+        """Return the trouble that the input or the weight has, or None."""
+        found = [self.component.observers[source].trouble() for source in self.sources]
+        return next((error for error in found if error), None)
+
+    def calculate_qparams(self, **kwargs: object) -> tuple[Tensor, Tensor]:  # noqa: ARG002  (torchao's signature)
+        """Return scale (float32) and zero_point (int64): shape [channels], or [1] with one scale."""
+        scales = [self.component.observers[source].calculate_qparams()[0] for source in self.sources]
+        scale = scales[0] * scales[1]
+        return scale, torch.zeros_like(scale, dtype=torch.int64)
+
+
 def _uncalibrated(observer: RangeObserver) -> UncalibratedError:
     silent = [o.cell.where for o in observer.component.registry if not o.cell.fixed and o.known_range() is None]
     shown = "".join(f"\n  {where}" for where in silent[:20])

@@ -26,9 +26,11 @@ from typing import Final
 import torch
 
 from .errors import ConfigError, RangeError
+from .fields import check_fields
 from .ranges import UNBOUNDED, Bounds, Range
 
 _UNIT: Final = Range(0.0, 1.0)  # stands in for a tensor that is 0 throughout: harmless to any kernel
+DTYPES: Final = (torch.int8, torch.uint8, torch.int16, torch.uint16, torch.int32)
 _FLOAT32: Final = struct.Struct("<f")
 _FLOAT32_TINY: Final = float(torch.finfo(torch.float32).tiny)
 _FLOAT32_MAX: Final = float(torch.finfo(torch.float32).max)
@@ -56,8 +58,10 @@ class Scheme:
     eps: float = _FLOAT32_TINY
 
     def __post_init__(self) -> None:
-        if self.dtype.is_floating_point or self.dtype.is_complex or self.dtype == torch.bool:
-            raise ConfigError(f"a scheme needs an integer dtype, got {self.dtype}")
+        check_fields(self, "scheme")
+        if self.dtype not in DTYPES:
+            listed = ", ".join(str(each) for each in DTYPES)
+            raise ConfigError(f"a scheme needs an integer dtype that torch quantizes to ({listed}), got {self.dtype}")
         info = torch.iinfo(self.dtype)
         if not info.min <= self.quant_min < self.quant_max <= info.max:
             raise ConfigError(
@@ -95,6 +99,7 @@ class Scheme:
 
 INT8_AFFINE: Final = Scheme()
 INT8_SYMMETRIC: Final = Scheme(quant_min=-127, symmetric=True)
+INT32: Final = Scheme(dtype=torch.int32, quant_min=-(2**31), quant_max=2**31 - 2, symmetric=True)
 INT16_SYMMETRIC: Final = Scheme(dtype=torch.int16, quant_min=-32767, quant_max=32767, symmetric=True)
 
 
