@@ -6,21 +6,34 @@ combination raises when the config is made, not later; `dataclasses.replace` cha
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field, replace
 from enum import Enum
-from typing import TYPE_CHECKING, Final, Literal
+from typing import TYPE_CHECKING, Final, Literal, TypeVar
+
+import torch
+from torchao.quantization.pt2e.quantizer import Quantizer
 
 from ..observers.errors import ConfigError
+from ..observers.fields import ALLOWED, check_fields, require_names
 from ..observers.qparams import INT8_AFFINE, INT8_SYMMETRIC, Scheme
 from ..observers.rules import BranchRules, JoinRules
+from . import serialize
 from .ops import BATCH_NORMS, CLAMPS, ELEMENTWISE, HEADS, JOINS, MOVEMENT, NO_OPS, POOLS, SELECTS
 
 if TYPE_CHECKING:
-    from torchao.quantization.pt2e.quantizer import Quantizer
+    from collections.abc import Iterable
 
 EstimatorName = Literal["minmax", "moving_average", "histogram"]
 ESTIMATORS: Final[tuple[EstimatorName, ...]] = ("minmax", "moving_average", "histogram")
+WEIGHT_DTYPES: Final = (torch.int8, torch.uint8, torch.int16)
 KNOWN_OPS: Final = frozenset(HEADS) | BATCH_NORMS | NO_OPS | MOVEMENT | SELECTS | POOLS | JOINS | ELEMENTWISE
+T = TypeVar("T")
+
+
+def _names(default: T, allowed: Iterable[str]) -> T:
+    """Return a field of canonical names out of those `allowed`."""
+    return field(default=default, metadata={ALLOWED: frozenset(allowed)})
 
 
 class SymmetricActivation(Enum):
@@ -56,8 +69,7 @@ class ActivationConfig:
     averaging_constant: float = 0.01
 
     def __post_init__(self) -> None:
-        if self.estimator not in ESTIMATORS:
-            raise ConfigError(f"activation.estimator must be one of {', '.join(ESTIMATORS)}, got {self.estimator!r}")
+        check_fields(self, "activation")
         if not 0.0 < self.averaging_constant <= 1.0:
             raise ConfigError(f"activation.averaging_constant must be in (0, 1], got {self.averaging_constant}")
 
@@ -82,9 +94,14 @@ class WeightConfig:
     search: bool = True
 
     def __post_init__(self) -> None:
+        check_fields(self, "weight")
         affine = not self.scheme.symmetric or not (self.conv_scheme or self.scheme).symmetric
         if affine and not self.allow_affine:
             raise ConfigError("weight.scheme is affine, but this backend takes symmetric weights only (zero point 0)")
+        for scheme in filter(None, (self.scheme, self.conv_scheme)):
+            if scheme.dtype not in WEIGHT_DTYPES:
+                listed = ", ".join(str(each) for each in WEIGHT_DTYPES)
+                raise ConfigError(f"weights must be of {listed}, got a scheme of {scheme.dtype}")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -92,6 +109,9 @@ class BiasConfig:
     """How biases are quantized."""
 
     kind: BiasKind = BiasKind.FLOAT
+
+    def __post_init__(self) -> None:
+        check_fields(self, "bias")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -111,22 +131,17 @@ class BlockRules:
         symmetric_activation: what to do with the activation where the scheme is symmetric.
     """
 
-    heads: frozenset[str] = frozenset(HEADS)
-    activations: frozenset[str] = CLAMPS
-    residual_heads: frozenset[str] = frozenset({"add", "sub", "mul"})
-    residual_activations: frozenset[str] = CLAMPS
-    activation_heads: frozenset[str] | None = None
-    per_tensor_heads: frozenset[str] = frozenset()
-    through: frozenset[str] = NO_OPS
+    heads: frozenset[str] = _names(frozenset(HEADS), HEADS)
+    activations: frozenset[str] = _names(CLAMPS, CLAMPS)
+    residual_heads: frozenset[str] = _names(frozenset({"add", "sub", "mul"}), ELEMENTWISE)
+    residual_activations: frozenset[str] = _names(CLAMPS, CLAMPS)
+    activation_heads: frozenset[str] | None = _names(None, HEADS)
+    per_tensor_heads: frozenset[str] = _names(frozenset(), {*HEADS, "grouped_transposed"})
+    through: frozenset[str] = _names(NO_OPS, NO_OPS | MOVEMENT)
     symmetric_activation: SymmetricActivation = SymmetricActivation.ONE_SIDED
 
     def __post_init__(self) -> None:
-        _require("blocks.heads", self.heads, frozenset(HEADS))
-        _require("blocks.activations", self.activations, CLAMPS)
-        _require("blocks.residual_heads", self.residual_heads, ELEMENTWISE)
-        _require("blocks.residual_activations", self.residual_activations, CLAMPS)
-        _require("blocks.per_tensor_heads", self.per_tensor_heads, frozenset(HEADS) | {"grouped_transposed"})
-        _require("blocks.through", self.through, NO_OPS | MOVEMENT)
+        check_fields(self, "blocks")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -139,9 +154,14 @@ class FixedQParams:
         zero_point: the code of 0.
     """
 
-    op: str
+    op: str = field(metadata={ALLOWED: KNOWN_OPS})
     scale: float
     zero_point: int
+
+    def __post_init__(self) -> None:
+        check_fields(self, "fixed")
+        if not 0.0 < self.scale < math.inf:
+            raise ConfigError(f"fixed.scale of {self.op} must be positive and finite, got {self.scale}")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -161,24 +181,23 @@ class OpRules:
             to 1 x 1.
     """
 
-    own: frozenset[str] = ELEMENTWISE
-    shared: frozenset[str] = MOVEMENT | NO_OPS | POOLS
-    selects: frozenset[str] = SELECTS
-    joins: frozenset[str] = JOINS
+    own: frozenset[str] = _names(ELEMENTWISE, KNOWN_OPS)
+    shared: frozenset[str] = _names(MOVEMENT | NO_OPS | POOLS, KNOWN_OPS)
+    selects: frozenset[str] = _names(SELECTS, SELECTS)
+    joins: frozenset[str] = _names(JOINS, JOINS | ELEMENTWISE | POOLS)
     fixed: tuple[FixedQParams, ...] = ()
     quantize_movement: bool = True
     constants: bool = True
     global_pools_only: bool = False
 
     def __post_init__(self) -> None:
-        _require("ops.own", self.own, KNOWN_OPS)
-        _require("ops.shared", self.shared, KNOWN_OPS)
-        _require("ops.selects", self.selects, SELECTS)
-        _require("ops.joins", self.joins, JOINS | ELEMENTWISE | POOLS)
-        _require("ops.fixed", frozenset(f.op for f in self.fixed), self.own)
-        twice = (self.own & self.shared) | (self.own & self.joins) | (self.shared & self.selects)
+        check_fields(self, "ops")
+        fixed = [each.op for each in self.fixed]
+        require_names("ops.fixed", fixed, self.own)
+        listed = [op for names in (self.own, self.shared, self.selects, self.joins) for op in names]
+        twice = sorted({op for op in listed if listed.count(op) > 1} | {op for op in fixed if fixed.count(op) > 1})
         if twice:
-            raise ConfigError(f"ops lists {', '.join(sorted(twice))} under two rules; keep one")
+            raise ConfigError(f"ops lists {', '.join(twice)} under two rules, or one twice; keep one")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -213,20 +232,39 @@ class BackendConfig:
     rest: Quantizer | None = None
 
     def __post_init__(self) -> None:
+        check_fields(self, "")
         if not self.name:
             raise ConfigError("a config needs a name")
-        if self.on_uncalibrated not in {"error", "warn"}:
-            raise ConfigError(f'on_uncalibrated must be "error" or "warn", got {self.on_uncalibrated!r}')
         overlap = self.blocks.heads & (self.ops.shared | self.ops.selects | self.ops.joins)
         if overlap:
             raise ConfigError(f"blocks.heads and ops both claim {', '.join(sorted(overlap))}; keep one")
+        for name in ("hoist_through", "covering"):
+            require_names(f"branches.{name}", getattr(self.branches, name), MOVEMENT | SELECTS | NO_OPS)
+        scheme = self.activation.scheme
+        for fixed in self.ops.fixed:
+            if not scheme.quant_min <= fixed.zero_point <= scheme.quant_max:
+                raise ConfigError(
+                    f"ops.fixed gives {fixed.op} the zero point {fixed.zero_point}, but the codes of "
+                    f"activation.scheme are {scheme.quant_min}..{scheme.quant_max}"
+                )
 
     def with_scheme(self, scheme: Scheme) -> BackendConfig:
         """Return this config with another activation scheme."""
         return replace(self, activation=replace(self.activation, scheme=scheme))
 
+    def to_json(self) -> str:
+        """Return the config as JSON text, one key per field, sorted.
 
-def _require(where: str, names: frozenset[str], allowed: frozenset[str]) -> None:
-    unknown = sorted(names - allowed)
-    if unknown:
-        raise ConfigError(f"{where} lists {', '.join(unknown)}; allowed: {', '.join(sorted(allowed))}")
+        Raises:
+            ConfigError: if `rest` holds a quantizer, which is an object and no data.
+        """
+        return serialize.dumps(self)
+
+    @classmethod
+    def from_json(cls, text: str) -> BackendConfig:
+        """Return the config that `to_json` wrote.
+
+        Raises:
+            ConfigError: naming the JSON path of what is wrong ("$.blocks.heads[3]") and what may stand there.
+        """
+        return serialize.loads(cls, text)

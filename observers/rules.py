@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 
 from .errors import ConfigError
+from .fields import check_fields
 
 
 class HoistRule(Enum):
@@ -83,6 +84,7 @@ class BranchRules:
     conflict: Conflict = Conflict.FLOAT
 
     def __post_init__(self) -> None:
+        check_fields(self, "branches")
         if Outcome.SHARED not in self.outcomes:
             raise ConfigError("branches.outcomes must list SHARED: it is what remains where nothing else is legal")
         if len(set(self.outcomes)) != len(self.outcomes):
@@ -110,8 +112,11 @@ class JoinRules:
     max_float_loss_db: float = 24.1
 
     def __post_init__(self) -> None:
+        check_fields(self, "joins")
         if JoinOutcome.SHARED not in self.outcomes:
             raise ConfigError("joins.outcomes must list SHARED: it is what remains where nothing else is legal")
+        if len(set(self.outcomes)) != len(self.outcomes):
+            raise ConfigError(f"joins.outcomes lists an outcome twice: {[o.name for o in self.outcomes]}")
         for name in ("max_sharing_loss_db", "max_float_loss_db"):
             if not getattr(self, name) >= 0:
                 raise ConfigError(f"joins.{name} must be >= 0 dB, got {getattr(self, name)}")
