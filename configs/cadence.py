@@ -39,6 +39,7 @@ from .base import (
     OpRules,
     WeightConfig,
 )
+from .options import factory
 
 if TYPE_CHECKING:
     from torchao.quantization.pt2e.quantizer import Quantizer
@@ -65,6 +66,7 @@ def installed_hoist_rule() -> HoistRule:
     return HoistRule.ALWAYS if numbers <= _LAST_HOISTING_ALWAYS else HoistRule.IDENTICAL
 
 
+@factory
 def cadence(
     *,
     activation: str = "int8",

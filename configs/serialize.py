@@ -73,9 +73,8 @@ def loads(kind: type[T], text: str) -> T:
 
 
 def _encode_fields(value: object, path: str) -> dict[str, Any]:
-    return {
-        name: _encode(kind, getattr(value, name), f"{path}.{name}") for name, kind in field_types(type(value)).items()
-    }
+    shape: Any = type(value)
+    return {name: _encode(kind, getattr(value, name), f"{path}.{name}") for name, kind in field_types(shape).items()}
 
 
 def _encode(kind: Any, value: Any, path: str) -> Any:

@@ -27,6 +27,7 @@ from ..observers.errors import UnsupportedOptionError
 from ..observers.qparams import INT8_AFFINE, INT8_SYMMETRIC
 from ..observers.rules import BranchRules, JoinRules, Outcome
 from .base import ActivationConfig, BackendConfig, BlockRules, EstimatorName, OpRules, WeightConfig
+from .options import factory
 
 if TYPE_CHECKING:
     from torchao.quantization.pt2e.quantizer import Quantizer
@@ -41,6 +42,7 @@ _SHARED: Final = frozenset(
 )
 
 
+@factory
 def xnnpack(
     *,
     activation: str = "int8",

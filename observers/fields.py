@@ -94,7 +94,7 @@ def check_fields(value: object, where: str) -> None:
     Raises:
         ConfigError: naming the field, what it was given and what it takes.
     """
-    kind = type(value)
+    kind: Any = type(value)
     allowed = allowed_names(kind)
     for name, wanted in field_types(kind).items():
         given, path = getattr(value, name), f"{where}.{name}".lstrip(".")
