@@ -12,6 +12,7 @@ from .base import (
     WeightConfig,
 )
 from .cadence import cadence
+from .limits import Limits
 from .xnnpack import xnnpack
 
 __all__ = [
@@ -21,6 +22,7 @@ __all__ = [
     "BiasKind",
     "BlockRules",
     "FixedQParams",
+    "Limits",
     "OpRules",
     "SymmetricActivation",
     "WeightConfig",

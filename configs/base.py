@@ -19,6 +19,7 @@ from ..observers.fields import ALLOWED, check_fields, require_names
 from ..observers.qparams import INT8_AFFINE, INT8_SYMMETRIC, Scheme
 from ..observers.rules import BranchRules, JoinRules
 from . import serialize
+from .limits import Limits
 from .ops import BATCH_NORMS, CLAMPS, ELEMENTWISE, HEADS, JOINS, MOVEMENT, NO_OPS, POOLS, SELECTS
 
 if TYPE_CHECKING:
@@ -129,6 +130,8 @@ class BlockRules:
             transposed convolutions with groups.
         through: ops that may stand between head and activation and vanish with it.
         symmetric_activation: what to do with the activation where the scheme is symmetric.
+        saturation_is_activation: the backend drops a folded activation, and the output's saturation must stand for
+            it; False where it keeps the activation's bounds.
     """
 
     heads: frozenset[str] = _names(frozenset(HEADS), HEADS)
@@ -139,6 +142,7 @@ class BlockRules:
     per_tensor_heads: frozenset[str] = _names(frozenset(), {*HEADS, "grouped_transposed"})
     through: frozenset[str] = _names(NO_OPS, NO_OPS | MOVEMENT)
     symmetric_activation: SymmetricActivation = SymmetricActivation.ONE_SIDED
+    saturation_is_activation: bool = True
 
     def __post_init__(self) -> None:
         check_fields(self, "blocks")
@@ -213,6 +217,7 @@ class BackendConfig:
         branches: how branch families are treated.
         joins: how joins are treated.
         ops: which other ops are quantized.
+        limits: what the runtime can't do although lowering takes it (for the checks).
         is_qat: place fake-quantize modules instead of observers.
         on_uncalibrated: "error" raises where an observer saw no data, or NaN/inf; "warn" leaves that tensor
             float and records a finding.
@@ -227,6 +232,7 @@ class BackendConfig:
     branches: BranchRules = field(default_factory=BranchRules)
     joins: JoinRules = field(default_factory=JoinRules)
     ops: OpRules = field(default_factory=OpRules)
+    limits: Limits = field(default_factory=Limits)
     is_qat: bool = False
     on_uncalibrated: Literal["error", "warn"] = "error"
     rest: Quantizer | None = None

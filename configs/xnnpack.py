@@ -14,6 +14,10 @@ runtime:
   (`operators/quant_params.py`, from_bias).
 * Weights per channel: axis 0; transposed convolutions axis 1 and without groups only (`gemm_configs.py`); mm without
   bias per tensor only.
+* The bounds of a fused activation are serialized as real numbers, so its output needs no particular zero point
+  (`_passes/fuse_activation_pass.py`).
+* On the runtime (x86-64): a ratio input scale * weight scale / output scale of 256 or more does not load; a bias
+  beyond 2**31 steps of input scale * weight scale overflows in silence.
 * Scales must be normal float32 numbers (`utils/quant_utils.py`, validate_quant_scales): the default floor of 2**-24 is
   far above that and far below what small activations and folded batch norms need.
 """
@@ -23,10 +27,13 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
+import torch
+
 from ..observers.errors import UnsupportedOptionError
 from ..observers.qparams import INT8_AFFINE, INT8_SYMMETRIC
 from ..observers.rules import BranchRules, JoinRules, Outcome
 from .base import ActivationConfig, BackendConfig, BlockRules, EstimatorName, OpRules, WeightConfig
+from .limits import Limits
 from .options import factory
 
 if TYPE_CHECKING:
@@ -39,6 +46,15 @@ _OWN: Final = frozenset({"add", "sub", "mul", "relu", "relu6", "hardtanh", "clam
 _SHARED: Final = frozenset(
     {"view", "_unsafe_view", "reshape", "flatten", "unflatten", "permute", "transpose", "t", "unsqueeze", "max_pool2d"}
     | {"swapaxes", "swapdims", "movedim", "dropout", "alias", "detach", "clone", "contiguous"}
+)
+
+_LIMITS: Final = Limits(
+    max_requantize_ratio=256.0,
+    bias_bits=32,
+    whole_blocks=True,
+    equal_sides=frozenset({"cat", "concat", "concatenate", "hstack", "vstack", "max_pool2d"})
+    | (_SHARED - {"dropout", "alias", "detach", "clone", "contiguous"}),
+    activation_dtypes=(torch.int8,),
 )
 
 
@@ -81,6 +97,7 @@ def xnnpack(
             residual_heads=frozenset({"add"}),
             residual_activations=frozenset({"relu"}),
             per_tensor_heads=frozenset({"mm", "grouped_transposed"}),
+            saturation_is_activation=False,
         ),
         branches=BranchRules(outcomes=(Outcome.SHARED, Outcome.INDEPENDENT, Outcome.FLOAT_ROOT)),
         joins=JoinRules(),
@@ -91,6 +108,7 @@ def xnnpack(
             joins=frozenset({"cat", "concat", "concatenate", "hstack", "vstack"}),
             global_pools_only=True,
         ),
+        limits=_LIMITS,
         is_qat=is_qat,
         rest=rest,
     )
