@@ -73,6 +73,7 @@ def clamp_bounds(node: Node) -> Bounds | None:
     ends = {
         "hardtanh": ("min_val", "max_val"),
         "clamp": ("min", "max"),
+        "clip": ("min", "max"),
         "clamp_min": ("min", None),
         "clamp_max": (None, "max"),
     }

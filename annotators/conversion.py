@@ -24,7 +24,6 @@ if TYPE_CHECKING:
 
     from ..observers.estimators import Estimator
     from ..observers.observer import Component
-    from ..observers.ranges import Range
     from ..observers.resolution import Assignment
     from .draft import Bias
 
@@ -46,6 +45,9 @@ def _pair(node: Node, value: Node, qparams: QParams) -> Node:
     args = (qparams.scale, qparams.zero_point, scheme.quant_min, scheme.quant_max, scheme.dtype)
     if value.target is _LIB.dequantize_per_tensor.default and value.args[1:6] == args:
         return value
+    for twin in value.users:  # the same value was quantized just so for another reader
+        if twin.target is _LIB.quantize_per_tensor.default and twin.args == (value, *args):
+            return next(iter(twin.users))
     graph = node.graph
     with graph.inserting_before(node):
         quantized = graph.call_function(_LIB.quantize_per_tensor.default, (value, *args))
@@ -94,7 +96,7 @@ class PlannedObserver(RangeObserver):
 
     @classmethod
     def planned(
-        cls, component: Component, cell: str, estimator: Estimator, preset: Range | None, **kwargs: object
+        cls, component: Component, cell: str, estimator: Estimator, preset: Estimator | None, **kwargs: object
     ) -> PlannedObserver:
         """Make the observer of a cell; `kwargs` are the spec's fields."""
         return cls(component=component, cell=cell, estimator=estimator, preset=preset, **kwargs)  # type: ignore[arg-type]
@@ -156,7 +158,7 @@ class PlannedFakeQuantize(FakeQuantize):
 
     @classmethod
     def planned(
-        cls, component: Component, cell: str, estimator: Estimator, preset: Range | None, **kwargs: object
+        cls, component: Component, cell: str, estimator: Estimator, preset: Estimator | None, **kwargs: object
     ) -> PlannedFakeQuantize:
         """Make the fake-quantize of a cell; `kwargs` are the spec's fields."""
 

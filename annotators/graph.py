@@ -119,6 +119,17 @@ def is_constant(node: Node) -> bool:
     return node.op == "get_attr"
 
 
+def constant_tensor(model: GraphModule, node: Node) -> torch.Tensor | None:
+    """Return the value of a constant node (see `is_constant`), or None if it isn't one."""
+    if node.op == "get_attr":
+        return constant_value(model, node)
+    if not is_constant(node) or not isinstance(node.args[0], Node) or not callable(node.target):
+        return None
+    source = constant_tensor(model, node.args[0])
+    with torch.no_grad():
+        return None if source is None else node.target(source, *node.args[1:], **node.kwargs)  # type: ignore[no-any-return]
+
+
 def module_path(node: Node) -> str:
     """Return the path of the module that the node comes from ("layer1.0.conv"), "" for the root."""
     entries = list(node.meta.get("nn_module_stack", {}).values())

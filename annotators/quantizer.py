@@ -17,6 +17,7 @@ from .elementwise import annotate_block_output, annotate_own_output
 from .joins import annotate_join, read_join, relate_joins
 from .roles import Role, Roles, activations, assign_roles
 from .scope import Rule, Scope, filter_rule, name_rule, operator_rule, type_rule
+from .settle import settle
 from .transform import transform
 from .writer import annotated, mark_inside, write
 
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
     from ..configs.base import BackendConfig
     from ..observers.observer import Component
     from ..observers.rules import Decision
+    from ..observers.table import RangeTable
     from .blocks import Block
     from .branches import Trees
 
@@ -45,17 +47,19 @@ class Record:
     Args:
         blocks: the fused blocks, by the name of their output node.
         components: what decides; each holds its decisions once ranges are known.
+        settled: decisions that were made at annotation time (ranges first).
         messages: what the user should know (rules without effect, nothing annotated).
     """
 
     blocks: dict[str, Block] = field(default_factory=dict)
     components: list[Component] = field(default_factory=list)
+    settled: tuple[Decision, ...] = ()
     messages: list[str] = field(default_factory=list)
 
     @property
     def decisions(self) -> tuple[Decision, ...]:
         """The decisions on branch families and joins, from what was observed so far."""
-        return tuple(d for component in self.components for d in component.resolution().decisions)
+        return self.settled + tuple(d for component in self.components for d in component.resolution().decisions)
 
 
 class BackendQuantizer(Quantizer):
@@ -64,16 +68,20 @@ class BackendQuantizer(Quantizer):
     Args:
         config: the backend's config; applies wherever no other rule is set. None leaves float whatever no
             rule names.
+        ranges: decide at annotation time from these ranges, and calibrate nothing; None decides in `convert_pt2e`,
+            from what the observers saw.
 
     >>> from quantmark import BackendQuantizer, configs
     >>> quantizer = BackendQuantizer(configs.xnnpack()).set_module_name("head", None)
     """
 
-    def __init__(self, config: BackendConfig | None) -> None:
+    def __init__(self, config: BackendConfig | None, ranges: RangeTable | None = None) -> None:
         super().__init__()
         self.config = config
+        self.ranges = ranges
         self.record = Record()
         self._rules: list[Rule] = []
+        self._gone: set[str] = set()
 
     def set_global(self, config: BackendConfig | None) -> BackendQuantizer:
         """Set the config of whatever no other rule names; None leaves it float."""
@@ -112,7 +120,10 @@ class BackendQuantizer(Quantizer):
 
     def transform_for_annotation(self, model: GraphModule) -> GraphModule:
         """Spell the graph so that it can be quantized; see `transform.py`."""
-        return transform(model, Scope(self.config, self._rules).config_of)
+        before = {node.name for node in model.graph.nodes}
+        transform(model, Scope(self.config, self._rules).config_of)
+        self._gone = before - {node.name for node in model.graph.nodes}
+        return model
 
     def annotate(self, model: GraphModule) -> GraphModule:
         """Annotate every node that a config covers and no other quantizer has annotated."""
@@ -128,7 +139,12 @@ class BackendQuantizer(Quantizer):
         relate_joins(draft, trees, roles)
         annotate_families(draft, trees, roles)
         self.record = Record({n.name: b for n, b in roles.blocks.items()})
-        self.record.components = write(draft, draft.plan())
+        if self.ranges is None:
+            self.record.components = write(draft, draft.plan())
+        else:
+            settled = settle(draft, roles, self.ranges, self._gone)
+            self.record.settled = settled.resolution.decisions
+            self.record.components = write(draft, settled.plan, settled.presets)
         mark_inside([n for n in roles.of if roles.role(n) is not Role.TUPLE])
         self._note(scope.unmatched(model))
         if not draft.places and not before:

@@ -25,7 +25,7 @@ from .conversion import (
     PlannedPerChannelFakeQuantize,
     PlannedPerChannelObserver,
 )
-from .graph import is_constant, operands
+from .graph import constant_tensor, is_constant, operands
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -38,7 +38,6 @@ if TYPE_CHECKING:
     from ..observers.estimators import Estimator
     from ..observers.observer import RangeObserver
     from ..observers.plan import Plan
-    from ..observers.ranges import Range
     from .draft import Draft, Place, Weight
 
 
@@ -66,10 +65,10 @@ class ObserverFactory:
         return self
 
 
-def write(draft: Draft, plan: Plan, presets: dict[str, Range] | None = None) -> list[Component]:
+def write(draft: Draft, plan: Plan, presets: dict[str, Estimator] | None = None) -> list[Component]:
     """Write the annotations of a draft, and return the components that will decide.
 
-    `presets` are ranges known beforehand: the observers are filled with them and need no calibration.
+    `presets` are estimators that have seen the data already: the observers take over from them and need no batches.
     """
     specs = _Specs(draft, plan, presets or {})
     for node in draft.model.graph.nodes:
@@ -96,7 +95,7 @@ def mark_inside(nodes: list[Node]) -> None:
 class _Specs:
     """The spec of each place, made as the writer comes to it."""
 
-    def __init__(self, draft: Draft, plan: Plan, presets: dict[str, Range]) -> None:
+    def __init__(self, draft: Draft, plan: Plan, presets: dict[str, Estimator]) -> None:
         self.draft = draft
         self.presets = presets
         self.anchors: dict[str, Place] = {}
@@ -130,7 +129,8 @@ class _Specs:
 
         def build(**kwargs: object) -> nn.Module:
             estimator = MinMaxEstimator() if constant else make_estimator(config.activation)
-            return kind.planned(self.component_of[cell], cell, estimator, preset, **kwargs)
+            observer = kind.planned(self.component_of[cell], cell, estimator, preset, **kwargs)
+            return self._shown_constant(observer, cell) if constant else observer
 
         return QuantizationSpec(
             dtype=scheme.dtype,
@@ -139,6 +139,15 @@ class _Specs:
             qscheme=scheme.qscheme,
             observer_or_fake_quant_ctr=ObserverFactory(kind.__name__, build),  # type: ignore[arg-type]  # duck-typed
         )
+
+    def _shown_constant(self, observer: nn.Module, cell: str) -> nn.Module:
+        """Show a constant to its observer at once: calibration has nothing to add, in training it moves."""
+        place = self.anchors[cell]
+        if isinstance(place, tuple) and not self.draft.configs[cell].is_qat:
+            value = constant_tensor(self.draft.model, place[0])
+            if value is not None:
+                observer(value)
+        return observer
 
     def _is_constant(self, cell: str) -> bool:
         place = self.anchors[cell]
@@ -151,14 +160,15 @@ class _Specs:
             flat = PlannedFakeQuantize if config.is_qat else PlannedObserver
 
             def build(**kwargs: object) -> nn.Module:
-                return flat.planned(component, cell, MinMaxEstimator(), None, **kwargs)
+                return self._shown_constant(flat.planned(component, cell, MinMaxEstimator(), None, **kwargs), cell)
 
             name, qscheme = flat.__name__, scheme.qscheme
         else:
             channelwise = PlannedPerChannelFakeQuantize if config.is_qat else PlannedPerChannelObserver
 
             def build(**kwargs: object) -> nn.Module:
-                return channelwise.planned(component, cell, weight.channels, search=config.weight.search, **kwargs)
+                observer = channelwise.planned(component, cell, weight.channels, search=config.weight.search, **kwargs)
+                return self._shown_constant(observer, cell)
 
             name, qscheme = channelwise.__name__, scheme.channel_qscheme
         return QuantizationSpec(

@@ -76,7 +76,8 @@ class Component:
             return self.frozen
         if self._resolved is None or self._resolved[0] != self._version:
             ranges = {name: r for name, observer in self.observers.items() if (r := observer.known_range())}
-            self._resolved = (self._version, resolve(self.plan, ranges))
+            exact = {name: exact_range(self.observers[name].estimator) or r for name, r in ranges.items()}
+            self._resolved = (self._version, resolve(self.plan, ranges, exact))
         return self._resolved[1]
 
     def assignment(self, observer: RangeObserver) -> Assignment:
@@ -105,7 +106,7 @@ class RangeObserver(ObserverBase):
         component: the part of the plan that decides.
         cell: name of the cell in the component's plan.
         estimator: how a range is drawn from batches; min-max if None.
-        preset: a range known beforehand (from a `RangeTable`), or None.
+        preset: an estimator that has seen the data already (from a `RangeTable`), or None.
     """
 
     def __init__(
@@ -119,7 +120,7 @@ class RangeObserver(ObserverBase):
         component: Component,
         cell: str,
         estimator: Estimator | None = None,
-        preset: Range | None = None,
+        preset: Estimator | None = None,
     ) -> None:
         super().__init__(dtype=dtype, is_dynamic=is_dynamic)
         self.quant_min, self.quant_max, self.qscheme = quant_min, quant_max, qscheme
@@ -127,11 +128,11 @@ class RangeObserver(ObserverBase):
         self.cell = component.plan.cells[cell]
         self.estimator = estimator if estimator is not None else MinMaxEstimator()
         self.preset = preset is not None
-        if preset is not None:
-            self.estimator.fill(preset)
         self._known: tuple[int, Range | None] | None = None
         self._seen = 0
         component.add(self)
+        if preset is not None:
+            self.fill(preset)
 
     @property
     def scheme(self) -> Scheme:
@@ -144,6 +145,18 @@ class RangeObserver(ObserverBase):
             self.estimator.update(x.detach())
             self._note_change()
         return x
+
+    def fill(self, estimator: Estimator) -> None:
+        """Take over what another estimator saw, instead of being calibrated."""
+        mine = self.estimator
+        if isinstance(mine, MinMaxEstimator) and type(estimator) is type(mine):
+            mine.reset()
+            mine.merge(estimator)
+        else:
+            found = estimator.range(self.scheme)
+            if found is not None:
+                mine.fill(found)
+        self._note_change()
 
     def known_range(self) -> Range | None:
         """Return the range observed so far, or None where there is none to speak of."""
@@ -296,6 +309,12 @@ class PerChannelBiasObserver(RangeObserver):
         scales = [self.component.observers[source].calculate_qparams()[0] for source in self.sources]
         scale = scales[0] * scales[1]
         return scale, torch.zeros_like(scale, dtype=torch.int64)
+
+
+def exact_range(estimator: Estimator) -> Range | None:
+    """Return the range that holds every value that an estimator saw, or None if it saw none."""
+    low, high = float(estimator.min_val), float(estimator.max_val)
+    return Range(low, high) if low <= high else None
 
 
 def _uncalibrated(observer: RangeObserver) -> UncalibratedError:

@@ -30,11 +30,13 @@ class Assignment:
         group: the name of the cluster; cells with the same group have bit-identical qparams.
         qparams: the qparams, or None where the cell stays float.
         through: for a branch of a wide root: the root's qparams, which its values pass first.
+        root: the name of that root's cell.
     """
 
     group: str
     qparams: QParams | None
     through: QParams | None = None
+    root: str | None = None
 
 
 @dataclass(frozen=True)
@@ -45,12 +47,13 @@ class Resolution:
     decisions: tuple[Decision, ...]
 
 
-def resolve(plan: Plan, ranges: Mapping[str, Range]) -> Resolution:
+def resolve(plan: Plan, ranges: Mapping[str, Range], exact: Mapping[str, Range] | None = None) -> Resolution:
     """Decide every family and join of `plan`, from the ranges (cell name -> range) that are known.
 
-    Cells without a range get no assignment, and take no part in a decision.
+    Cells without a range get no assignment, and take no part in a decision. `exact` are the ranges that hold every
+    value seen, where an estimator cut `ranges` to fit a narrow scheme: a root that is widened uses them.
     """
-    return _Resolver(plan, ranges).run()
+    return _Resolver(plan, ranges, ranges if exact is None else exact).run()
 
 
 def own_scale(cell: Cell, range_: Range) -> float:
@@ -96,6 +99,7 @@ class _Cluster:
 class _Resolver:
     plan: Plan
     ranges: Mapping[str, Range]
+    exact: Mapping[str, Range]
     clusters: dict[str, _Cluster] = field(default_factory=dict)
     floats: set[str] = field(default_factory=set)
     through: dict[str, str] = field(default_factory=dict)
@@ -121,7 +125,7 @@ class _Resolver:
             else:
                 root = self.through.get(name)
                 wide = qparams[id(self.clusters[root])] if root else None
-                result[name] = Assignment(cluster.name, qparams[id(cluster)], wide)
+                result[name] = Assignment(cluster.name, qparams[id(cluster)], wide, root)
         return result
 
     def _merge(self, names: list[str]) -> None:
@@ -254,6 +258,7 @@ class _Resolver:
             return
         if outcome is Outcome.WIDE_ROOT and family.wide:
             self.clusters[root].scheme = family.wide
+            self.clusters[root].range = self.exact[root]
             self.through |= dict.fromkeys(names, root)
         else:
             self.floats.add(root)

@@ -1,0 +1,158 @@
+"""Measure a float model's ranges once, for a `RangeTable`: the ranges-first road."""
+
+from __future__ import annotations
+
+import copy
+from functools import partial, reduce
+from typing import TYPE_CHECKING, Literal
+
+import torch
+from torch.export import ExportedProgram
+from torch.fx import GraphModule
+from torchao.quantization.pt2e.observer import ObserverBase
+from torchao.quantization.pt2e.quantize_pt2e import prepare_pt2e
+from torchao.quantization.pt2e.quantizer import QuantizationAnnotation, QuantizationSpec, Quantizer
+from torchao.quantization.pt2e.quantizer.quantizer import Q_ANNOTATION_KEY
+
+from ..observers.errors import InputError, NonFiniteError
+from ..observers.estimators import HistogramEstimator, MinMaxEstimator
+from ..observers.observer import PerChannelBiasObserver, PerChannelRangeObserver, RangeObserver
+from ..observers.table import Entry, RangeTable
+from .graph import constant_tensor, is_float_tensor, where
+from .transform import transform
+from .writer import ObserverFactory
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping, Sequence
+
+    from torch import Tensor, nn
+    from torch.fx import Node
+
+
+def observe_ranges(
+    model: ExportedProgram | GraphModule,
+    batches: Iterable[Sequence[Tensor] | Tensor],
+    *,
+    estimator: Literal["minmax", "histogram"] = "histogram",
+) -> RangeTable:
+    """Run a float model over calibration batches and return the range of every float tensor in it.
+
+    Batch norms are folded first, as `prepare_pt2e` does, so that the names and ranges are those that the quantizer
+    will ask for. The model is left untouched.
+
+    Args:
+        model: what `torch.export.export` returned, or its `.module()`.
+        batches: tensors, or sequences of the model's positional arguments.
+        estimator: "histogram" also keeps each tensor's histogram; "minmax" its range alone.
+
+    Raises:
+        InputError: if there are no batches.
+        NonFiniteError: if a tensor held NaN or infinity; names the node.
+    """
+    graph = model.module() if isinstance(model, ExportedProgram) else copy.deepcopy(model)
+    recorder = _Recorder(HistogramEstimator if estimator == "histogram" else MinMaxEstimator)
+    prepared = prepare_pt2e(graph, recorder)
+    count = 0
+    with torch.no_grad():
+        for batch in batches:
+            prepared(*((batch,) if isinstance(batch, torch.Tensor) else batch))
+            count += 1
+    if not count:
+        raise InputError("observe_ranges got no batches")
+    entries: dict[str, Entry] = {}
+    for name, (node_where, observer) in recorder.observers.items():
+        if int(observer.estimator.nonfinite_batches):
+            raise NonFiniteError(
+                f"{node_where}: {int(observer.estimator.nonfinite_batches)} batch(es) held NaN or infinity"
+            )
+        entry = Entry.of(observer.estimator)
+        if entry is not None:
+            entries[name] = entry
+    return RangeTable(entries)
+
+
+def fill_ranges(prepared: GraphModule, table: RangeTable) -> int:
+    """Fill the observers of a prepared model from a table, instead of calibrating it; return how many were filled.
+
+    Raises:
+        MissingRangeError: if the table lacks a tensor that an observer watches.
+    """
+    constants = {n.name: c for n in prepared.graph.nodes if (c := constant_tensor(prepared, n)) is not None}
+    filled = 0
+    for observer in prepared.modules():
+        if not isinstance(observer, RangeObserver) or isinstance(
+            observer, (PerChannelRangeObserver, PerChannelBiasObserver)
+        ):
+            continue
+        if not set(observer.cell.values) <= set(constants):  # a constant was shown to its observer when it was made
+            entry = cell_entry(observer.cell.values, table, constants)
+            observer.fill(entry.estimator() if entry else MinMaxEstimator())
+            filled += 1
+    return filled
+
+
+def cell_entry(values: Sequence[str], table: RangeTable, constants: Mapping[str, Tensor]) -> Entry | None:
+    """Return what an observer of all the named tensors would have seen: the table's entries, constants as they are.
+
+    Returns None if that is nothing at all.
+    """
+    measured = [table[value] for value in values if value not in constants]
+    plain = not measured or any(entry.histogram is None for entry in measured)
+    shown = [_entry_of(constants[value], plain=plain) for value in values if value in constants]
+    entries = [*measured, *(entry for entry in shown if entry is not None)]
+    return reduce(Entry.merge, entries) if entries else None
+
+
+def _entry_of(constant: Tensor, *, plain: bool) -> Entry | None:
+    estimator = MinMaxEstimator() if plain else HistogramEstimator()
+    if constant.numel() and constant.is_floating_point():
+        estimator.update(constant.detach())
+    return Entry.of(estimator)
+
+
+class _TensorObserver(ObserverBase):
+    """Records one node's tensor; never asked for qparams."""
+
+    def __init__(self, estimator: MinMaxEstimator, **_: object) -> None:
+        super().__init__(dtype=torch.int8)
+        self.estimator = estimator
+
+    def forward(self, x: Tensor) -> Tensor:
+        if x.numel():
+            self.estimator.update(x.detach())
+        return x
+
+    def calculate_qparams(self, **kwargs: object) -> None:
+        raise NotImplementedError
+
+
+class _Recorder(Quantizer):
+    """Puts an observer of its own on every float tensor."""
+
+    def __init__(self, make: type[MinMaxEstimator]) -> None:
+        super().__init__()
+        self.make = make
+        self.observers: dict[str, tuple[str, _TensorObserver]] = {}
+
+    def transform_for_annotation(self, model: GraphModule) -> GraphModule:
+        return transform(model, lambda _: None)
+
+    def annotate(self, model: GraphModule) -> GraphModule:
+        for node in model.graph.nodes:
+            if node.op in {"call_function", "placeholder"} and is_float_tensor(node):
+                spec = QuantizationSpec(
+                    dtype=torch.int8,
+                    observer_or_fake_quant_ctr=ObserverFactory("_TensorObserver", partial(self._build, node)),  # type: ignore[arg-type]  # duck-typed
+                )
+                node.meta[Q_ANNOTATION_KEY] = QuantizationAnnotation(
+                    output_qspec=spec, allow_implicit_sharing=False, _annotated=True
+                )
+        return model
+
+    def _build(self, node: Node, **_: object) -> nn.Module:
+        observer = _TensorObserver(self.make())
+        self.observers[node.name] = (where(node), observer)
+        return observer
+
+    def validate(self, model: GraphModule) -> None:
+        """Nothing to check."""
