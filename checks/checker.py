@@ -1,0 +1,53 @@
+"""`check`: hold a quantized graph against what its backend's passes assume."""
+
+from __future__ import annotations
+
+from fnmatch import fnmatchcase
+from typing import TYPE_CHECKING, Final
+
+from ..observers.errors import InputError
+from . import blocks, calibration, contract, coverage
+from .findings import Finding, Report
+from .program import open_programs
+from .qdq import Facts
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+
+    from ..configs.base import BackendConfig
+    from .kinds import Kind
+
+KINDS: Final[tuple[Kind, ...]] = (blocks.KIND, contract.KIND, calibration.KIND, coverage.KIND)
+CODES: Final[Mapping[str, str]] = {code: meaning for kind in KINDS for code, meaning in kind.codes.items()}
+
+
+def check(model: object, config: BackendConfig | None = None, *, suppress: Iterable[str] = ()) -> Report:
+    """Return what the output of any PT2E quantizer does wrong, or could do better, on a backend.
+
+    Args:
+        model: a GraphModule from `convert_pt2e`, an ExportedProgram of it, or an edge program (manager) before
+            delegation.
+        config: the backend's config. None stands for any backend: every fusion that one of them does is assumed,
+            and an activation behind a weighted op to be dropped in favour of saturation.
+        suppress: patterns of findings to leave out: "QM201", "QM201:relu_*" or "*:relu_3".
+
+    Raises:
+        InputError: if the model is of another kind, or a pattern names no code that there is.
+
+    >>> check(converted, configs.xnnpack()).raise_if_unsafe()  # doctest: +SKIP
+    """
+    patterns = (suppress,) if isinstance(suppress, str) else tuple(suppress)
+    for pattern in patterns:
+        code = pattern.partition(":")[0] or "*"
+        if not any(fnmatchcase(known, code) for known in CODES):
+            raise InputError(f"suppress names {code!r}, which is no code; there are {', '.join(CODES)}")
+    findings: list[Finding] = []
+    counts = {"quantizes": 0, "dequantizes": 0, "weighted ops": 0}
+    for program in open_programs(model):
+        facts = Facts(program, config)
+        for kind in KINDS:
+            findings += kind.find(facts)
+        counts["quantizes"] += len(facts.quantizes)
+        counts["dequantizes"] += len(facts.dequantizes)
+        counts["weighted ops"] += len(facts.heads)
+    return Report.of(findings, config.name if config else "", counts).without(*patterns)

@@ -1,0 +1,62 @@
+"""Open a model for checking: its graph and the values of its constants, whatever form it has."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from typing import cast
+
+import torch
+from torch.export import ExportedProgram
+from torch.fx import GraphModule
+
+from ..observers.errors import InputError
+
+
+@dataclass(frozen=True)
+class Program:
+    """One graph to check.
+
+    Args:
+        model: the graph module.
+        constants: values of the placeholders that stand for parameters, buffers and lifted constants.
+    """
+
+    model: GraphModule
+    constants: Mapping[str, torch.Tensor]
+
+
+def open_programs(model: object) -> list[Program]:
+    """Return the graphs of a converted module, an exported program, or an edge program manager (each method).
+
+    Raises:
+        InputError: if the model is none of these.
+    """
+    if isinstance(model, GraphModule):
+        return [Program(model, {})]
+    if isinstance(model, ExportedProgram):
+        return [_exported(model)]
+    methods, getter = getattr(model, "methods", None), getattr(model, "exported_program", None)
+    if callable(getter) and methods is not None:
+        get = cast("Callable[[str], ExportedProgram]", getter)
+        return [_exported(get(name)) for name in sorted(cast("Iterable[str]", methods))]
+    raise InputError(
+        "check() needs a converted GraphModule, an ExportedProgram or an EdgeProgramManager, "
+        f"got {type(model).__name__}: pass what convert_pt2e, torch.export.export or to_edge returned"
+    )
+
+
+def _exported(program: ExportedProgram) -> Program:
+    signature = program.graph_signature
+    written = set(signature.buffers_to_mutate.values())
+    names = {
+        **signature.inputs_to_parameters,
+        **signature.inputs_to_buffers,
+        **signature.inputs_to_lifted_tensor_constants,
+    }
+    found: dict[str, torch.Tensor] = {}
+    for placeholder, name in names.items():
+        value = program.state_dict.get(name, program.constants.get(name))
+        if isinstance(value, torch.Tensor) and name not in written:
+            found[placeholder] = value
+    return Program(program.graph_module, found)
