@@ -81,7 +81,11 @@ def describe(kind: Any) -> str:
         return f"a {origin.__name__} of {'strings' if inner is str else inner.__name__}"
     if isinstance(kind, type) and issubclass(kind, Enum):
         return "one of " + ", ".join(str(each) for each in kind)
-    return _PLAIN.get(kind) or f"a {kind.__name__}"
+    return _PLAIN.get(kind) or _with_article(kind.__name__)
+
+
+def _with_article(name: str) -> str:
+    return f"{'an' if name[0] in 'AEIOU' else 'a'} {name}"
 
 
 def check_fields(value: object, where: str) -> None:
@@ -129,5 +133,5 @@ def _shown(value: object) -> str:
     """Return a value as messages show it: its type, and the value itself unless it is long."""
     text = repr(value)
     if is_dataclass(value) or len(text) > 60:
-        return f"a {type(value).__name__}"
+        return _with_article(type(value).__name__)
     return f"{text} ({type(value).__name__})"
