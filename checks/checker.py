@@ -6,7 +6,7 @@ from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING, Final
 
 from ..observers.errors import InputError
-from . import blocks, calibration, contract, coverage
+from . import blocks, branches, calibration, contract, coverage, limits, requantize, weights
 from .findings import Finding, Report
 from .program import open_programs
 from .qdq import Facts
@@ -17,7 +17,16 @@ if TYPE_CHECKING:
     from ..configs.base import BackendConfig
     from .kinds import Kind
 
-KINDS: Final[tuple[Kind, ...]] = (blocks.KIND, contract.KIND, calibration.KIND, coverage.KIND)
+KINDS: Final[tuple[Kind, ...]] = (
+    blocks.KIND,
+    contract.KIND,
+    calibration.KIND,
+    requantize.KIND,
+    coverage.KIND,
+    branches.KIND,
+    limits.KIND,
+    weights.KIND,
+)
 CODES: Final[Mapping[str, str]] = {code: meaning for kind in KINDS for code, meaning in kind.codes.items()}
 
 

@@ -1,0 +1,163 @@
+"""What the backend's runtime can't do although its lowering takes it (`configs.Limits`)."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+import torch
+from torch.fx import Node
+
+from ..annotators.graph import argument, op_name, users
+from ..configs.ops import HEADS, MOVEMENT
+from .findings import Finding, Severity
+from .kinds import Kind
+from .qdq import Facts, Head, finding, head_names, is_quantize
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+_MATMULS: Final = frozenset({"addmm", "mm"})  # what linear decomposes into, with views around it
+_PADS: Final = frozenset({"constant_pad_nd", "pad"})
+
+
+def find(facts: Facts) -> Iterator[Finding]:
+    """Yield the ops that the runtime would refuse, or compute wrongly."""
+    limits = facts.config.limits
+    for head in facts.heads:
+        yield from _ratio(facts, head)
+        yield from _bias(facts, head)
+        if limits.whole_blocks:
+            yield from _torn(facts, head)
+    if limits.whole_blocks:
+        yield from _unknown_heads(facts)
+    dtypes = limits.activation_dtypes
+    for value, _, encoding in facts.activations:
+        if dtypes is not None and encoding.scheme.dtype not in dtypes:
+            yield finding(
+                "QM804",
+                Severity.ERROR,
+                value,
+                f"quantized as {encoding.scheme.dtype}, for which {facts.config.name} has no kernels",
+                f"quantize activations as {', '.join(map(str, dtypes))}",
+            )
+
+
+def _ratio(facts: Facts, head: Head) -> Iterator[Finding]:
+    limit, source, weight = facts.config.limits.max_requantize_ratio, head.input.encoding, head.weight.encoding
+    if limit is None or source is None or weight is None or not (source.is_usable and weight.is_usable):
+        return
+    for quantize in facts.quantizes_of(head.block.output):
+        after = facts.encoding(quantize)
+        if after is None or not after.is_usable:
+            continue
+        ratio = source.scales[0] * max(weight.scales) / after.scales[0]
+        if ratio >= limit:
+            yield finding(
+                "QM801",
+                Severity.ERROR,
+                head.block.output,
+                f"input scale * weight scale / output scale is {ratio:.4g}; {facts.config.name} does not load "
+                f"{limit:g} or more",
+                "the output's range is far smaller than what the op can write: check its calibration, or raise its "
+                "floor (eps)",
+                after.numbers() | {"ratio": ratio, "limit": limit},
+            )
+
+
+def _bias(facts: Facts, head: Head) -> Iterator[Finding]:
+    """Find float biases that overflow the integer in which the backend adds them."""
+    bits, source, weight = facts.config.limits.bias_bits, head.input.encoding, head.weight.encoding
+    if bits is None or head.bias is None or head.bias.is_quantized or source is None or weight is None:
+        return
+    bias = facts.constant(head.bias.value)
+    if bias is None or not (source.is_usable and weight.is_usable):
+        return
+    steps = torch.tensor(weight.scales, dtype=torch.float64) * source.scales[0]
+    values = bias.detach().double().abs().flatten()
+    if steps.numel() not in {1, values.numel()}:
+        return
+    codes = values / steps
+    over = int((codes >= 2.0 ** (bits - 1)).sum())
+    if over:
+        yield finding(
+            "QM802",
+            Severity.ERROR,
+            head.node,
+            f"the bias of {over} channels overflows {bits} bits in steps of input scale * weight scale",
+            "raise the weight scale of these channels (their weights are next to nothing beside the bias)",
+            {"channels": float(over), "bits_needed": float(torch.log2(codes.max())) + 1.0},
+        )
+
+
+def _torn(facts: Facts, head: Head) -> Iterator[Finding]:
+    """Find heads with a quantized weight that are not quantized whole."""
+    if not head.weight.is_quantized or _is_dynamic(facts, head):
+        return
+    reads, writes = _reads_codes(facts, head), _writes_codes(facts, head)
+    if reads and writes:
+        return
+    if not head.input.is_quantized and not any(map(is_quantize, users(head.block.output))):
+        return  # weight only: dequantized as a whole beforehand
+    missing = " and ".join(
+        part
+        for part, there in (("no dequantize directly above", reads), ("no quantize as its only reader", writes))
+        if not there
+    )
+    yield _garbage(facts, head.node, missing)
+
+
+def _unknown_heads(facts: Facts) -> Iterator[Finding]:
+    """Find weighted ops with a quantized weight for which the backend has no quantized kernel."""
+    for node in facts.nodes:
+        rule = HEADS.get(op_name(node))
+        weight = argument(node, rule.weight) if rule is not None else None
+        if not isinstance(weight, Node) or head_names(node) & facts.config.blocks.heads:
+            continue
+        if facts.is_constant(weight) and facts.operand(weight).is_quantized:
+            yield _garbage(facts, node, "no quantized kernel")
+
+
+def _garbage(facts: Facts, node: Node, missing: str) -> Finding:
+    return finding(
+        "QM803",
+        Severity.ERROR,
+        node,
+        f"the weight is quantized, but the op has {missing}: {facts.config.name} would read its codes as real values",
+        "quantize input and output as well, with nothing but a fused activation between, or leave the weight float",
+    )
+
+
+def _is_dynamic(facts: Facts, head: Head) -> bool:
+    return head.input.dequantize is not None and facts.is_dynamic(head.input.dequantize)
+
+
+def _reads_codes(facts: Facts, head: Head) -> bool:
+    source = head.input
+    if source.is_quantized:
+        return not source.moved or op_name(head.node) in _MATMULS
+    if op_name(source.value) in _PADS and isinstance(source.value.args[0], Node):
+        return facts.operand(source.value.args[0]).is_quantized
+    return False
+
+
+def _writes_codes(facts: Facts, head: Head) -> bool:
+    node = head.block.output
+    while len(readers := users(node)) == 1:
+        if is_quantize(readers[0]):
+            return True
+        if op_name(head.node) not in _MATMULS or op_name(readers[0]) not in MOVEMENT:
+            return False
+        node = facts.block(readers[0]).output
+    return False
+
+
+KIND = Kind(
+    "limits of the runtime",
+    {
+        "QM801": "input scale * weight scale / output scale is beyond what the backend's kernels can do",
+        "QM802": "a bias overflows the integer in which the backend adds it",
+        "QM803": "a weight is quantized in an op that the backend does not run quantized",
+        "QM804": "an activation's dtype is none that the backend has kernels for",
+    },
+    find,
+)
