@@ -1,22 +1,29 @@
 """Quantizers for PT2E export quantization whose annotations keep what the backend's passes assume."""
 
-from . import configs
-from .annotators.quantizer import AnnotationWarning, BackendQuantizer
-from .observers.errors import (
-    AnnotationError,
-    ConfigError,
-    InputError,
-    MissingRangeError,
-    NonFiniteError,
-    QuantmarkError,
-    RangeError,
-    SharingConflictError,
-    UncalibratedError,
-    UnsafeModelError,
-    UnsupportedOptionError,
-)
-from .observers.observer import UncalibratedWarning
-from .observers.ranges import Range
+from importlib import import_module
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from . import configs
+    from .annotators.quantizer import AnnotationWarning, BackendQuantizer
+    from .checks import Report, check
+    from .observers.errors import (
+        AnnotationError,
+        ConfigError,
+        InputError,
+        MissingRangeError,
+        NonFiniteError,
+        QuantmarkError,
+        RangeError,
+        SharingConflictError,
+        UncalibratedError,
+        UnsafeModelError,
+        UnsupportedOptionError,
+    )
+    from .observers.metrics import sqnr_db
+    from .observers.observer import UncalibratedWarning
+    from .observers.ranges import Range
+    from .workflow import Quantized, quantize
 
 __version__ = "0.1.0"
 __all__ = [
@@ -27,13 +34,43 @@ __all__ = [
     "InputError",
     "MissingRangeError",
     "NonFiniteError",
+    "Quantized",
     "QuantmarkError",
     "Range",
     "RangeError",
+    "Report",
     "SharingConflictError",
     "UncalibratedError",
     "UncalibratedWarning",
     "UnsafeModelError",
     "UnsupportedOptionError",
+    "check",
     "configs",
+    "quantize",
+    "sqnr_db",
 ]
+
+# Names are imported when they are first asked for: the command line answers at once, and can keep back what torchao
+# logs on import.
+_HOMES = {
+    ".annotators.quantizer": ("AnnotationWarning", "BackendQuantizer"),
+    ".checks": ("Report", "check"),
+    ".observers.metrics": ("sqnr_db",),
+    ".observers.observer": ("UncalibratedWarning",),
+    ".observers.ranges": ("Range",),
+    ".workflow": ("Quantized", "quantize"),
+}
+_HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
+
+
+def __getattr__(name: str) -> object:
+    if name == "configs":
+        return import_module(".configs", __name__)
+    if name not in __all__:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    found = globals()[name] = getattr(import_module(_HOME_OF.get(name, ".observers.errors"), __name__), name)
+    return found
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

@@ -1,0 +1,220 @@
+"""Export, prepare, calibrate, convert and check in one call, for those who want one."""
+
+from __future__ import annotations
+
+import copy
+import inspect
+from collections.abc import Iterable, Sized
+from contextlib import contextmanager
+from dataclasses import dataclass
+from itertools import chain
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import torch
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from torch import Tensor, nn
+from torch.export import ExportedProgram
+from torch.fx import GraphModule
+from torchao.quantization.pt2e.quantize_pt2e import convert_pt2e, prepare_pt2e
+
+from .annotators.quantizer import BackendQuantizer
+from .checks import check
+from .configs.base import BackendConfig
+from .observers.errors import ConfigError, InputError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from torch.fx import Node
+
+    from .annotators.quantizer import Record
+    from .checks import Report
+
+T = TypeVar("T")
+Batch = tuple[Tensor, ...]
+
+
+@dataclass(frozen=True)
+class Quantized:
+    """What `quantize` returns.
+
+    Args:
+        model: the converted graph, ready to be exported again and lowered.
+        quantizer: what annotated it.
+        report: what the checks found.
+    """
+
+    model: GraphModule
+    quantizer: BackendQuantizer
+    report: Report
+
+    @property
+    def record(self) -> Record:
+        """What was found and decided: fused blocks, branch families, joins."""
+        return self.quantizer.record
+
+
+def quantize(
+    model: nn.Module | ExportedProgram,
+    calibration: Iterable[Tensor | Sequence[Tensor]],
+    config: BackendConfig | BackendQuantizer,
+    *,
+    example_inputs: Sequence[Tensor] | None = None,
+    dynamic_shapes: Any = None,
+    strict: bool = False,
+    progress: bool = True,
+) -> Quantized:
+    """Quantize a float model for one backend, after training, and check the result.
+
+    The given model is left as it is, with its train or eval mode. A finding of the checks raises nothing here:
+    `report.raise_if_unsafe()` does.
+
+    Args:
+        model: a float `nn.Module` (exported in eval mode), an `ExportedProgram`, or the exported module of one.
+        calibration: the batches, each a tensor or a tuple or list of tensors in the order of the model's inputs.
+        config: the backend's config, or a `BackendQuantizer` that holds one and rules by module or operator.
+        example_inputs: what an `nn.Module` is exported with; the first batch by default.
+        dynamic_shapes: which sizes vary, as `torch.export.export` takes it; by default none does.
+        strict: export an `nn.Module` in strict mode.
+        progress: show a progress bar while calibrating, where stderr is a terminal.
+
+    Raises:
+        InputError: if there are no batches, or one does not fit the model or holds NaN or infinity.
+        ConfigError: if the quantizer has no config, or a config is for quantization-aware training.
+    """
+    quantizer = config if isinstance(config, BackendQuantizer) else BackendQuantizer(config)
+    if quantizer.config is None or quantizer.config.is_qat:
+        what = "no global config" if quantizer.config is None else "a config with is_qat=True"
+        raise ConfigError(f"quantize calibrates after training, with the quantizer's global config; it has {what}")
+    batches = _batches(calibration)
+    first, total = next(batches, None), len(calibration) if isinstance(calibration, Sized) else None
+    if first is None:
+        raise InputError("calibration holds no batches; give at least one, so that ranges can be observed")
+    example = first if example_inputs is None else _as_batch(example_inputs, "example_inputs")
+    exported = _export(model, example, dynamic_shapes, strict=strict)
+    prepared = prepare_pt2e(exported, quantizer)
+    inputs, finite = _inputs(prepared), quantizer.config.on_uncalibrated == "error"
+    with torch.no_grad():
+        for index, batch in enumerate(track(chain([first], batches), "Calibrating", total, show=progress)):
+            _check_batch(batch, f"batch {index}", inputs, finite=finite)
+            prepared(*batch)
+    converted = convert_pt2e(prepared)
+    return Quantized(converted, quantizer, check(converted, quantizer.config))
+
+
+def track(items: Iterable[T], what: str, total: int | None = None, *, show: bool = True) -> Iterator[T]:
+    """Yield the items under a progress bar on stderr; without one where stderr is no terminal."""
+    console = Console(stderr=True)
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    with Progress(*columns, console=console, transient=True, disable=not (show and console.is_terminal)) as bar:
+        yield from bar.track(items, total=total, description=what)
+
+
+def _export(model: nn.Module | ExportedProgram, example: Batch, dynamic_shapes: Any, *, strict: bool) -> GraphModule:
+    """Return an exported module that may be changed: the caller keeps the given one."""
+    if isinstance(model, ExportedProgram):
+        exported = model.module()
+    elif isinstance(model, GraphModule) and _is_exported(model):
+        tensors = chain(model.parameters(), model.buffers())
+        exported = copy.deepcopy(model, {id(tensor): tensor for tensor in tensors})
+    elif isinstance(model, nn.Module):
+        _check_signature(model, example)
+        with _eval_mode(model):
+            exported = torch.export.export(model, example, dynamic_shapes=dynamic_shapes, strict=strict).module()
+    else:
+        raise InputError(f"the model must be an nn.Module or an ExportedProgram, got {type(model).__name__}")
+    if not isinstance(exported, GraphModule):
+        raise InputError(f"the exported model must be a graph module, got {type(exported).__name__}")
+    if any(getattr(node.target, "namespace", "") == "quantized_decomposed" for node in exported.graph.nodes):
+        raise InputError("the model is quantized already; give the float model")
+    return exported
+
+
+def _is_exported(model: GraphModule) -> bool:
+    """Tell an exported module from one that was traced symbolically, which holds no values and calls modules."""
+    inputs = [node for node in model.graph.nodes if node.op == "placeholder"]
+    return bool(inputs) and all("val" in node.meta for node in inputs)
+
+
+def _check_signature(model: nn.Module, example: Batch) -> None:
+    signature = inspect.signature(model.forward)
+    try:
+        signature.bind(*example)
+    except TypeError as error:
+        raise InputError(
+            f"batch 0 holds {len(example)} tensor(s), but {type(model).__name__}.forward takes {signature}: {error}. "
+            "A batch holds the model's inputs in order, without labels"
+        ) from None
+
+
+@contextmanager
+def _eval_mode(model: nn.Module) -> Iterator[None]:
+    """Put the model in eval mode, and each of its modules back to its own mode afterwards."""
+    modes = {module: module.training for module in model.modules()}
+    model.eval()
+    try:
+        yield
+    finally:
+        for module, training in modes.items():
+            module.training = training
+
+
+def _batches(calibration: object) -> Iterator[Batch]:
+    if isinstance(calibration, (Tensor, str, bytes, dict)) or not isinstance(calibration, Iterable):
+        raise InputError(
+            f"calibration must be an iterable of batches, got {type(calibration).__name__}; for one batch pass [batch]"
+        )
+    return (_as_batch(batch, f"batch {index}") for index, batch in enumerate(calibration))
+
+
+def _as_batch(batch: object, name: str) -> Batch:
+    if isinstance(batch, Tensor):
+        return (batch,)
+    if not isinstance(batch, (tuple, list)):
+        raise InputError(f"{name} is a {type(batch).__name__}; a batch is a tensor, or a tuple or list of tensors")
+    for position, value in enumerate(batch):
+        if not isinstance(value, Tensor):
+            raise InputError(f"{name}, input {position} is a {type(value).__name__}; every input must be a tensor")
+    return tuple(batch)
+
+
+def _inputs(model: GraphModule) -> list[Node]:
+    return [node for node in model.graph.nodes if node.op == "placeholder"]
+
+
+def _check_batch(batch: Batch, name: str, inputs: list[Node], *, finite: bool) -> None:
+    if len(batch) != len(inputs):
+        expected = ", ".join(node.name for node in inputs)
+        raise InputError(
+            f"{name} holds {len(batch)} tensor(s), but the model takes {len(inputs)} ({expected}). "
+            "A batch holds the model's inputs in order, without labels"
+        )
+    for value, node in zip(batch, inputs, strict=True):
+        where = f"{name}, input {node.name}"
+        wanted = node.meta.get("val")
+        if isinstance(wanted, Tensor):
+            _check_input(value, wanted, where)
+        if finite and value.is_floating_point() and not bool(value.isfinite().all()):
+            bad = int((~value.isfinite()).sum())
+            raise InputError(
+                f"{where} holds {bad} NaN or infinite value(s); mend or drop the batch, or set "
+                'on_uncalibrated="warn" in the config to go by the finite values'
+            )
+
+
+def _check_input(value: Tensor, wanted: Tensor, where: str) -> None:
+    """Compare with what the model was exported for; sizes that vary fit any."""
+    fits = value.dim() == wanted.dim() and all(
+        not isinstance(size, int) or size == given for size, given in zip(wanted.shape, value.shape, strict=True)
+    )
+    if not fits:
+        sizes = ", ".join(str(size) for size in wanted.shape)
+        raise InputError(
+            f"{where} has shape {tuple(value.shape)}, expected ({sizes}). Sizes that differ between batches (a smaller "
+            "last batch, say) must be named in dynamic_shapes, or such batches dropped"
+        )
+    if value.dtype != wanted.dtype:
+        raise InputError(f"{where} has dtype {value.dtype}, expected {wanted.dtype}")
+    if value.device != wanted.device:
+        raise InputError(f"{where} is on device {value.device}, expected {wanted.device}")
