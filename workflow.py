@@ -205,13 +205,13 @@ def _check_batch(batch: Batch, name: str, inputs: list[Node], *, finite: bool) -
 
 def _check_input(value: Tensor, wanted: Tensor, where: str) -> None:
     """Compare with what the model was exported for; sizes that vary fit any."""
+    sizes: tuple[object, ...] = tuple(wanted.shape)
     fits = value.dim() == wanted.dim() and all(
-        not isinstance(size, int) or size == given for size, given in zip(wanted.shape, value.shape, strict=True)
+        not isinstance(size, int) or size == given for size, given in zip(sizes, value.shape, strict=True)
     )
     if not fits:
-        sizes = ", ".join(str(size) for size in wanted.shape)
         raise InputError(
-            f"{where} has shape {tuple(value.shape)}, expected ({sizes}). Sizes that differ between batches (a smaller "
+            f"{where} has shape {tuple(value.shape)}, expected ({', '.join(map(str, sizes))}). Sizes that differ between batches (a smaller "
             "last batch, say) must be named in dynamic_shapes, or such batches dropped"
         )
     if value.dtype != wanted.dtype:
