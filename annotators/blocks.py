@@ -83,6 +83,8 @@ def clamp_bounds(node: Node) -> Bounds | None:
     low, high = (None if end is not None and math.isinf(end) else end for end in found)
     if any(isinstance(argument(node, end), Node) for end in ends[name] if end):
         return None
+    if any(end is not None and math.isnan(end) for end in found):
+        return None
     if low is not None and high is not None and low > high:
         return Bounds(high, high)  # torch.clamp: the maximum wins
     return Bounds(low, high)

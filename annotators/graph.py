@@ -21,15 +21,22 @@ def op_name(node: Node) -> str:
     Overload, in-place underscore and `_copy` suffix are cut off, in the aten and the edge dialect:
     aten.relu_.default is "relu", aten.slice_copy.Tensor is "slice".
     """
-    if node.op != "call_function":
-        return ""
-    if node.target is operator.getitem:
+    return canonical_name(node.target) if node.op == "call_function" else ""
+
+
+def canonical_name(target: object) -> str:
+    """Return the canonical name of an operator, or "" if it is none of aten's."""
+    if target is operator.getitem:
         return "getitem"
-    schema = getattr(node.target, "_schema", None)
+    schema = getattr(target, "_schema", None)
     name = getattr(schema, "name", "")
     if not name.startswith("aten::"):
         return ""
     return name.removeprefix("aten::").removesuffix("_copy").rstrip("_")
+
+
+EXPORTED_AS = "quantmark_exported_as"
+"""Key in `node.meta`: the operator that the node called when it was exported, where a rewrite has changed it."""
 
 
 def is_in_place(node: Node) -> bool:

@@ -14,7 +14,9 @@ from .blocks import annotate_head, head_rule
 from .branches import annotate_families, annotate_tree, find_trees, read_branch
 from .draft import Draft
 from .elementwise import annotate_block_output, annotate_own_output
+from .graph import where
 from .joins import annotate_join, read_join, relate_joins
+from .memory import written_memory
 from .roles import Role, Roles, activations, assign_roles
 from .scope import Rule, Scope, filter_rule, name_rule, operator_rule, type_rule
 from .settle import settle
@@ -34,6 +36,11 @@ if TYPE_CHECKING:
     from ..observers.table import RangeTable
     from .blocks import Block
     from .branches import Trees
+
+_IN_PLACE = (
+    "writes in place into memory that is read under another name: all that shares it stays float; "
+    "write it out of place to have it quantized"
+)
 
 
 class AnnotationWarning(UserWarning):
@@ -130,8 +137,11 @@ class BackendQuantizer(Quantizer):
         scope = Scope(self.config, self._rules)
         before = {node for node in model.graph.nodes if annotated(node)}
 
+        writes = written_memory(model)
+        in_place = {node for shared in writes.values() for node in shared}
+
         def config_of(node: Node) -> BackendConfig | None:
-            return None if node in before else scope.config_of(node)
+            return None if node in before or node in in_place else scope.config_of(node)
 
         draft = Draft(model, config_of)
         roles = assign_roles(model, config_of)
@@ -146,7 +156,10 @@ class BackendQuantizer(Quantizer):
             self.record.settled = settled.resolution.decisions
             self.record.components = write(draft, settled.plan, settled.presets)
         mark_inside([n for n in roles.of if roles.role(n) is not Role.TUPLE])
+        mark_inside([n for n in in_place if n.op == "call_function"])
         self._note(scope.unmatched(model))
+        computed = [write for write, shared in writes.items() if all(each.op == "call_function" for each in shared)]
+        self._note([f"{where(write)} {_IN_PLACE}" for write in computed])
         if not draft.places and not before:
             self._note(["no operator was annotated: nothing will be quantized"])
         return model

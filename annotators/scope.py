@@ -18,7 +18,7 @@ import re
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from .graph import module_stack, op_name
+from .graph import EXPORTED_AS, canonical_name, module_stack
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -75,16 +75,26 @@ def type_rule(module_type: type, config: BackendConfig | None) -> Rule:
 
 
 def operator_rule(operator: object, config: BackendConfig | None) -> Rule:
-    """Return a rule for an operator: an aten overload, an overload packet, or its canonical name."""
+    """Return a rule for an operator: an aten overload, an overload packet, or its canonical name.
+
+    It is looked for in the graph as it is, and as it was exported (in-place ops and clamps are spelled anew).
+    """
     text = str(operator)
     name = text.removeprefix("aten.").split(".")[0].removesuffix("_copy").rstrip("_")
+    exact = not isinstance(operator, str) and hasattr(operator, "_schema")
 
     def depth(node: Node) -> int | None:
-        if isinstance(operator, str) or not hasattr(operator, "_schema"):
-            return 0 if op_name(node) == name else None
-        return 0 if node.target == operator else None
+        targets = _targets(node)
+        return 0 if (operator in targets if exact else name in map(canonical_name, targets)) else None
 
     return Rule("operator type", text, config, depth)
+
+
+def _targets(node: Node) -> list[object]:
+    """Return the operator that the node calls, and the one that it was exported with where that is another."""
+    if node.op != "call_function":
+        return []
+    return [node.target, *([node.meta[EXPORTED_AS]] if EXPORTED_AS in node.meta else [])]
 
 
 def filter_rule(predicate: Callable[[Node], bool], config: BackendConfig | None) -> Rule:
@@ -131,7 +141,7 @@ class Scope:
         known: dict[str, set[str]] = {"module name": set(), "module type": set(), "operator type": set()}
         for node in model.graph.nodes:
             if node.op == "call_function":
-                known["operator type"] |= {str(node.target), op_name(node)}
+                known["operator type"] |= {text(each) for each in _targets(node) for text in (str, canonical_name)}
                 for path, kind in module_stack(node):
                     known["module name"].add(path)
                     known["module type"].add(kind)

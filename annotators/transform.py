@@ -2,12 +2,13 @@
 
 * Tensor keyword arguments become positional (torchao can't annotate an edge that is a keyword argument).
 * In-place ops become functional: once a quantize/dequantize pair stands behind the base, a later reader of the
-  base would no longer see what the op wrote.
-* Scalar operands of add, sub and mul become constants, which can be quantized.
+  base would no longer see what the op wrote (see `memory`).
+* Scalar operands of add, sub, rsub and mul become constants, which can be quantized; rsub becomes sub.
 * Clamps in a row become one, and every clamp is spelled as relu, hardtanh or clamp, by its bounds: backends fold
   some spellings only, and a relu6 is a relu6 however it is written.
 
-No weight is touched: the exported module shares its parameters with the user's eager model.
+Values stay the same bit for bit. No weight is touched: the exported module shares its parameters with the user's eager
+model. A node that changes its operator remembers the one that it was exported with, for rules that name operators.
 """
 
 from __future__ import annotations
@@ -17,7 +18,8 @@ from typing import TYPE_CHECKING
 import torch
 
 from .blocks import clamp_bounds
-from .graph import is_float_tensor, is_in_place, op_name, value_of
+from .graph import EXPORTED_AS, is_float_tensor, is_in_place, op_name, value_of
+from .memory import Memory
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -28,24 +30,29 @@ if TYPE_CHECKING:
     from ..configs.base import BackendConfig
 
 _ATEN = torch.ops.aten
-_SCALAR_OPS = {"add": _ATEN.add.Tensor, "sub": _ATEN.sub.Tensor, "mul": _ATEN.mul.Tensor}
+_SCALAR_OPS = {"add": _ATEN.add.Tensor, "sub": _ATEN.sub.Tensor, "mul": _ATEN.mul.Tensor, "rsub": _ATEN.sub.Tensor}
 LARGEST_CONSTANT = 1e30  # beyond it (masks of the smallest float) a constant is no activation to be quantized
 
 
 def transform(model: GraphModule, config_of: Callable[[Node], BackendConfig | None]) -> GraphModule:
     """Rewrite the graph in place and return it."""
     changed = False
+    memory = Memory(model) if any(is_in_place(node) for node in model.graph.nodes) else None
     for node in list(model.graph.nodes):
         if node.op != "call_function" or not op_name(node) or op_name(node) == "getitem":
             continue
         changed |= _make_positional(node)
-        changed |= _make_functional(node)
-        config = config_of(node)
-        if config is not None and config.ops.constants and op_name(node) in config.ops.own:
-            changed |= _lift_scalar(model, node)
+        exported_as, config = node.target, config_of(node)
+        if memory is not None:
+            changed |= memory.make_functional(node)
+        if config is not None and config.ops.constants and not is_in_place(node):
+            changed |= _lift_scalar(model, node, config)
+        _remember(node, exported_as)
     for node in reversed(list(model.graph.nodes)):  # from the last clamp of a row, which swallows the others
-        if node.op == "call_function" and config_of(node) is not None:
-            changed |= _spell_clamp(node)
+        if node.op == "call_function" and config_of(node) is not None and not is_in_place(node):
+            exported_as = node.target
+            changed |= _spell_clamp(node, config_of)
+            _remember(node, exported_as)
     if changed:
         model.graph.lint()
         model.recompile()
@@ -69,52 +76,56 @@ def _make_positional(node: Node) -> bool:
     return True
 
 
-def _make_functional(node: Node) -> bool:
-    """Turn an in-place op into its functional twin; later readers of the base read its result instead."""
-    if not is_in_place(node) or not is_float_tensor(node):
-        return False
-    twin = _functional(node)
-    base = node.args[0]
-    if twin is None or not isinstance(base, torch.fx.Node) or base.op != "call_function":
-        return False  # writing into an input, a parameter or a buffer is meant
-    order = {each: index for index, each in enumerate(node.graph.nodes)}
-    for user in list(base.users):
-        if user is not node and order[user] > order[node]:
-            user.replace_input_with(base, node)
-    node.target = twin
-    return True
+def _remember(node: Node, exported_as: object) -> None:
+    if node.target is not exported_as:
+        node.meta.setdefault(EXPORTED_AS, exported_as)
 
 
-def _functional(node: Node) -> torch._ops.OpOverload | None:
-    packet = getattr(_ATEN, op_name(node), None)
-    overload = getattr(node.target, "_overloadname", "default")
-    found = getattr(packet, overload, None) if packet is not None else None
-    return found if isinstance(found, torch._ops.OpOverload) else None
-
-
-def _lift_scalar(model: GraphModule, node: Node) -> bool:
-    """Turn the scalar operand of add, sub or mul into a constant tensor."""
+def _lift_scalar(model: GraphModule, node: Node, config: BackendConfig) -> bool:
+    """Turn the scalar operand of add, sub, rsub or mul into a constant tensor, and rsub into sub."""
     target = _SCALAR_OPS.get(op_name(node))
-    if target is None or len(node.args) < 2 or not is_float_tensor(node):
+    if target is None or _name(target) not in config.ops.own or not is_float_tensor(node):
         return False
-    if node.kwargs.get("alpha", 1) != 1 or len(node.args) > 2:
+    if len(node.args) != 2 or node.kwargs.get("alpha", 1) != 1:
         return False
-    scalars = [i for i in (0, 1) if isinstance(node.args[i], (int, float)) and not isinstance(node.args[i], bool)]
-    if len(scalars) != 1 or abs(float(node.args[scalars[0]])) > LARGEST_CONSTANT:  # type: ignore[arg-type]
+    args = [*node.args]
+    if op_name(node) == "rsub":
+        args.reverse()
+    scalars = [i for i in (0, 1) if isinstance(args[i], (int, float)) and not isinstance(args[i], bool)]
+    tensors = [each for each in args if isinstance(each, torch.fx.Node)]
+    if not all(_same_dtype(each, node) for each in tensors):
         return False
-    args = list(node.args)
-    args[scalars[0]] = _constant(model, node, float(node.args[scalars[0]]))  # type: ignore[arg-type]
+    if len(scalars) == len(tensors) == 1:
+        constant = _constant(model, node, float(args[scalars[0]]))  # type: ignore[arg-type]
+        if constant is None:
+            return False
+        args[scalars[0]] = constant
+    elif op_name(node) != "rsub" or len(tensors) != 2:
+        return False
     node.args, node.kwargs, node.target = tuple(args), {}, target
     return True
 
 
-def _spell_clamp(node: Node) -> bool:
+def _name(target: torch._ops.OpOverload) -> str:
+    return target._schema.name.removeprefix("aten::")
+
+
+def _same_dtype(first: Node, second: Node) -> bool:
+    return getattr(value_of(first), "dtype", None) == getattr(value_of(second), "dtype", None)
+
+
+def _spell_clamp(node: Node, config_of: Callable[[Node], BackendConfig | None]) -> bool:
     """Spell a clamp by its bounds, together with the clamps that it alone reads."""
     bounds = clamp_bounds(node)
+    source = node.args[0] if node.args else None
     if bounds is None or not bounds.is_bounded or not is_float_tensor(node):
         return False
-    source, swallowed = node.args[0], []
+    if not isinstance(source, torch.fx.Node) or not _same_dtype(source, node):
+        return False
+    swallowed: list[Node] = []
     while isinstance(source, torch.fx.Node) and len(source.users) == 1 and (first := clamp_bounds(source)) is not None:
+        if is_in_place(source) or not _same_dtype(source, node) or config_of(source) is not config_of(node):
+            break
         bounds = first.then(bounds)
         swallowed.append(source)
         source = source.args[0]
@@ -133,13 +144,15 @@ def _spell_clamp(node: Node) -> bool:
     return True
 
 
-def _constant(model: GraphModule, node: Node, value: float) -> Node:
+def _constant(model: GraphModule, node: Node, value: float) -> Node | None:
+    """Return a new constant of one element, or None where a tensor would not compute just what the scalar does."""
     fake = value_of(node)
-    dtype = getattr(fake, "dtype", torch.float32)
-    tensor = torch.full((1,), value, dtype=dtype, device=getattr(fake, "device", "cpu"))
-    index = 0
-    while hasattr(model, name := f"_scalar_{index}"):
-        index += 1
+    if not isinstance(fake, torch.Tensor) or fake.dim() == 0 or not abs(value) <= LARGEST_CONSTANT:
+        return None
+    tensor = torch.full((1,), value, dtype=fake.dtype, device=fake.device)
+    if fake.dtype.itemsize < 4 and tensor.float() != torch.tensor(value, dtype=torch.float32, device=fake.device):
+        return None  # a scalar beside half precision is used in single precision
+    name = f"_scalar_of_{node.name}"
     model.register_buffer(name, tensor)
     with node.graph.inserting_before(node):
         constant = node.graph.get_attr(name)

@@ -27,6 +27,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
 
 SCHEMA: Final = 1
+_LARGEST: Final = float(torch.finfo(torch.float32).max)
+_MOST: Final = 2**63 - 1  # what a counter holds
 
 
 @dataclass(frozen=True)
@@ -35,6 +37,10 @@ class Entry:
 
     range: Range
     histogram: Mapping[int, int] | None = None
+
+    def __post_init__(self) -> None:
+        if max(-self.range.min, self.range.max) > _LARGEST:
+            raise RangeError(f"the range {self.range} does not fit float32")
 
     def merge(self, other: Entry) -> Entry:
         """Return what is known from both."""
@@ -154,14 +160,24 @@ class RangeTable:
             InputError: if the text is no JSON, of a newer schema, or not of the form above; says where.
         """
         try:
-            data = json.loads(text)
+            data = json.loads(text, object_pairs_hook=_once)
         except json.JSONDecodeError as error:
             raise InputError(f"the range table is no JSON: {error}") from None
         if not isinstance(data, dict) or not isinstance(data.get("ranges"), dict):
             raise InputError('a range table is {"schema": 1, "ranges": {node name: {"min": .., "max": ..}}}')
-        if data.get("schema") != SCHEMA:
+        if type(data.get("schema")) is not int or data["schema"] != SCHEMA:
             raise InputError(f"the range table has schema {data.get('schema')!r}; this version reads {SCHEMA}")
         return cls({name: _entry_in(name, raw) for name, raw in data["ranges"].items()})
+
+
+def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """Return a JSON object as a dict, if it has no key twice (json keeps the last in silence)."""
+    found = dict(pairs)
+    if len(found) != len(pairs):
+        keys = [key for key, _ in pairs]
+        twice = next(key for key in keys if keys.count(key) > 1)
+        raise InputError(f"the range table has {twice!r} twice")
+    return found
 
 
 def _entry_out(entry: Entry) -> dict[str, Any]:
@@ -193,10 +209,11 @@ def _histogram_in(where: str, raw: object) -> dict[int, int]:
         if (
             lists
             and all(type(b) is int and 0 <= b < BINS for b in bins)
-            and all(type(c) is int and c > 0 for c in counts)
+            and all(type(c) is int and 0 < c <= _MOST for c in counts)
+            and len(set(bins)) == len(bins)
         ):
             return dict(zip(bins, counts, strict=True))
-    raise InputError(f'{where}: a histogram is {{"bins": [..], "counts": [..]}}, bins 0..{BINS - 1}, counts > 0')
+    raise InputError(f'{where}: a histogram is {{"bins": [..], "counts": [..]}}, bins 0..{BINS - 1} once each, counts > 0')
 
 
 def _near(name: str, known: Iterable[str]) -> str:
