@@ -110,7 +110,7 @@ def annotate_tree(draft: Draft, tree: Tree, roles: Roles) -> None:
         root_cell = draft.float_cell(tree.root, config)
     tree.top.cell = root_cell
     for segment in tree.segments:
-        if segment is tree.top or segment.in_transit:
+        if segment is tree.top or segment.in_transit or root_cell in draft.foreign:
             segment.cell = root_cell
         else:
             value = segment.values[0]
@@ -137,7 +137,7 @@ def read_branch(draft: Draft, segment: Segment, value: Node, reader: Node, confi
     segment.readers.append(reader)
     scheme = config.activation.scheme
     cell = segment.cell
-    if segment.in_transit:
+    if segment.in_transit and cell not in draft.foreign:
         if segment.direct is None:
             name = f"{value.name}->{reader.name}"
             segment.direct = draft.branch_cell(value, config, segment.tree.top.cell, name=name)
@@ -153,7 +153,7 @@ def read_branch(draft: Draft, segment: Segment, value: Node, reader: Node, confi
 def annotate_families(draft: Draft, trees: Trees, roles: Roles) -> None:
     """Record what may be decided for every tree that branches."""
     for tree in trees.by_root.values():
-        if not tree.branches:
+        if not tree.branches or tree.top.cell in draft.foreign:
             continue
         leaves = list(_leaves(draft, tree))
         config = roles.configs[tree.segments[1].values[0]]

@@ -14,6 +14,7 @@ from torch.fx import Node
 from ..observers.plan import Cell, Family, Join, Plan
 from ..observers.ranges import UNBOUNDED, Bounds
 from .graph import where
+from .neighbours import foreign_spec, matches
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -65,6 +66,7 @@ class Draft:
     weights: dict[str, Weight] = field(default_factory=dict)
     configs: dict[str, BackendConfig] = field(default_factory=dict)
     biases: dict[str, Bias] = field(default_factory=dict)
+    foreign: dict[str, Node] = field(default_factory=dict)
     families: list[Family] = field(default_factory=list)
     joins: list[Join] = field(default_factory=list)
     _float_cells: dict[Node, str] = field(default_factory=dict)
@@ -111,15 +113,30 @@ class Draft:
         self.cells[cell] = replace(self.cells[cell], follows=frozenset())
 
     def output_cell(self, node: Node) -> str | None:
-        """Return the cell of the node's output, or None where it is float."""
-        return self.places.get(node)
+        """Return the cell of the node's output, or None where it is float.
+
+        The output of a node that another quantizer annotated, with integers like ours, is a cell of that quantizer:
+        we share in it and decide nothing about it.
+        """
+        cell = self.places.get(node)
+        if cell is None and (spec := foreign_spec(node)) is not None:
+            config = self.config_near(node)
+            if config is not None and matches(spec, config.activation.scheme):
+                cell = self.new_cell(f"{node.name}!", node, config)
+                self.foreign[cell] = node
+                self.put(node, cell)
+        return cell
+
+    def config_near(self, node: Node) -> BackendConfig | None:
+        """Return the config of the first reader of a node that has one."""
+        return next((found for user in node.users if (found := self.config_of(user)) is not None), None)
 
     def read(self, value: Node, reader: Node, config: BackendConfig) -> str:
         """Put the edge value -> reader in the cell of the value, and return it.
 
         A value that is float, or quantized with another scheme than the reader's, gets a cell of edges alone.
         """
-        cell = self.places.get(value)
+        cell = self.output_cell(value)
         if cell is None or self._bases[cell] != config.activation.scheme:
             cell = self.float_cell(value, config)
         self.put((value, reader), cell)
@@ -160,7 +177,7 @@ class Draft:
     def plan(self) -> Plan:
         """Return what was drawn up, as data."""
         return Plan(
-            cells={n: c for n, c in self.cells.items() if c.values},
+            cells={n: c for n, c in self.cells.items() if c.values and n not in self.foreign},
             families=tuple(self.families),
             joins=tuple(self.joins),
         )

@@ -134,7 +134,7 @@ def constant_tensor(model: GraphModule, node: Node) -> torch.Tensor | None:
         return None
     source = constant_tensor(model, node.args[0])
     with torch.no_grad():
-        return None if source is None else node.target(source, *node.args[1:], **node.kwargs)  # type: ignore[no-any-return]
+        return None if source is None else node.target(source, *node.args[1:], **node.kwargs)
 
 
 def module_path(node: Node) -> str:

@@ -43,7 +43,9 @@ def relate_joins(draft: Draft, trees: Trees, roles: Roles) -> None:
         found: dict[str, bool] = {}
         for value in activations(node):
             cell = _cell_of(draft, trees, value)
-            if cell is not None and cell != output and draft.cells[cell].scheme == draft.cells[output].scheme:
+            if cell is None or cell in draft.foreign:
+                continue
+            if cell != output and draft.cells[cell].scheme == draft.cells[output].scheme:
                 found[cell] = found.get(cell, True) and _only_read_by(values[cell], node, draft, cell)
         readers = [place for place, cell in draft.places.items() if cell == output and isinstance(place, tuple)]
         draft.joins.append(

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from torchao.quantization.pt2e.quantizer import Quantizer
+from torchao.quantization.pt2e.quantizer.quantizer import Q_ANNOTATION_KEY
 
 from ..observers.errors import AnnotationError
 from ..observers.qparams import Scheme
@@ -17,11 +18,12 @@ from .elementwise import annotate_block_output, annotate_own_output
 from .graph import where
 from .joins import annotate_join, read_join, relate_joins
 from .memory import written_memory
+from .neighbours import annotation_of, reconcile
 from .roles import Role, Roles, activations, assign_roles
 from .scope import Rule, Scope, filter_rule, name_rule, operator_rule, type_rule
 from .settle import settle
 from .transform import transform
-from .writer import annotated, mark_inside, write
+from .writer import fresh_spec, mark_inside, write
 
 if TYPE_CHECKING:
     import re
@@ -129,13 +131,15 @@ class BackendQuantizer(Quantizer):
         """Spell the graph so that it can be quantized; see `transform.py`."""
         before = {node.name for node in model.graph.nodes}
         transform(model, Scope(self.config, self._rules).config_of)
+        for rest in self._rests():
+            model = rest.transform_for_annotation(model)
         self._gone = before - {node.name for node in model.graph.nodes}
         return model
 
     def annotate(self, model: GraphModule) -> GraphModule:
         """Annotate every node that a config covers and no other quantizer has annotated."""
         scope = Scope(self.config, self._rules)
-        before = {node for node in model.graph.nodes if annotated(node)}
+        before = {node for node in model.graph.nodes if annotation_of(node)}
 
         writes = written_memory(model)
         in_place = {node for shared in writes.values() for node in shared}
@@ -150,19 +154,37 @@ class BackendQuantizer(Quantizer):
         annotate_families(draft, trees, roles)
         self.record = Record({n.name: b for n, b in roles.blocks.items()})
         if self.ranges is None:
-            self.record.components = write(draft, draft.plan())
+            written = write(draft, draft.plan())
         else:
             settled = settle(draft, roles, self.ranges, self._gone)
             self.record.settled = settled.resolution.decisions
-            self.record.components = write(draft, settled.plan, settled.presets)
+            written = write(draft, settled.plan, settled.presets)
+        self.record.components = written.components
         mark_inside([n for n in roles.of if roles.role(n) is not Role.TUPLE])
         mark_inside([n for n in in_place if n.op == "call_function"])
+        for rest in self._rests():
+            ours = {node: annotation for node in model.graph.nodes if (annotation := annotation_of(node))}
+            rest.annotate(model)
+            for node, annotation in ours.items():
+                node.meta[Q_ANNOTATION_KEY] = annotation  # whatever the other quantizer thought of it
+            reconcile(model, set(ours), lambda node: fresh_spec(node, self._near(node, scope)))
         self._note(scope.unmatched(model))
         computed = [write for write, shared in writes.items() if all(each.op == "call_function" for each in shared)]
         self._note([f"{where(write)} {_IN_PLACE}" for write in computed])
-        if not draft.places and not before:
+        if not any(annotation_of(node) for node in model.graph.nodes):
             self._note(["no operator was annotated: nothing will be quantized"])
         return model
+
+    def _near(self, node: Node, scope: Scope) -> BackendConfig:
+        """Return the config of a node that `rest` annotated: its own, or else the nearest there is."""
+        configs = [scope.config_of(node), self.config, *(rule.config for rule in self._rules)]
+        return next(config for config in configs if config is not None)
+
+    def _rests(self) -> list[Quantizer]:
+        """Return the quantizers that the configs name for whatever they leave, each once."""
+        configs = [self.config, *(rule.config for rule in self._rules)]
+        found = [config.rest for config in configs if config is not None and config.rest is not None]
+        return list({id(rest): rest for rest in found}.values())
 
     def _note(self, messages: list[str]) -> None:
         for message in messages:

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from ..observers.estimators import Estimator
+    from ..observers.qparams import QParams
     from ..observers.ranges import Range
     from ..observers.table import RangeTable
     from .draft import Draft, Place
@@ -104,7 +105,8 @@ def _settled_cells(draft: Draft, resolution: Resolution) -> dict[str, Cell]:
             continue
         found = resolution.assignments.get(name)
         if found is not None and found.qparams is not None:
-            fixed, scheme = found.qparams, found.qparams.scheme
+            fixed: QParams | None = found.qparams
+            scheme = found.qparams.scheme
         else:
             fixed, scheme = cell.fixed, cell.scheme
         cells[name] = replace(cell, fixed=fixed, scheme=scheme, follows=frozenset())

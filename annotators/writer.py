@@ -6,9 +6,11 @@ chain can be long and no cycle can arise. Implicit sharing is switched off: all 
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING
 
+from torch.fx import Node
 from torchao.quantization.pt2e.quantizer import (
     QuantizationAnnotation,
     QuantizationSpec,
@@ -18,6 +20,7 @@ from torchao.quantization.pt2e.quantizer.quantizer import Q_ANNOTATION_KEY
 
 from ..observers.estimators import HistogramEstimator, MinMaxEstimator, MovingAverageEstimator
 from ..observers.observer import Component
+from ..observers.plan import Cell, Plan
 from .conversion import (
     PlannedFakeQuantize,
     PlannedObserver,
@@ -25,20 +28,24 @@ from .conversion import (
     PlannedPerChannelFakeQuantize,
     PlannedPerChannelObserver,
 )
-from .graph import constant_tensor, is_constant, operands
+from .graph import constant_tensor, is_constant, operands, users, where
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from torch import nn
-    from torch.fx import Node
     from torchao.quantization.pt2e.quantizer import QuantizationSpecBase
 
-    from ..configs.base import ActivationConfig
+    from ..configs.base import ActivationConfig, BackendConfig
     from ..observers.estimators import Estimator
     from ..observers.observer import RangeObserver
-    from ..observers.plan import Plan
+    from ..observers.qparams import Scheme
     from .draft import Draft, Place, Weight
+
+
+# torchao unites specs that look alike at one tensor, ch_axis included, which means nothing per tensor: with an axis
+# that no other spec has, a cell is never drawn into another quantizer's group (see neighbours.py).
+_APART = 1 << 16
 
 
 class ObserverFactory:
@@ -65,12 +72,22 @@ class ObserverFactory:
         return self
 
 
-def write(draft: Draft, plan: Plan, presets: dict[str, Estimator] | None = None) -> list[Component]:
-    """Write the annotations of a draft, and return the components that will decide.
+@dataclass
+class Written:
+    """What was written: the components that will decide, the place of each cell's spec, the annotated nodes."""
+
+    components: list[Component]
+    anchors: dict[str, Place]
+    nodes: set[Node]
+
+
+def write(draft: Draft, plan: Plan, presets: dict[str, Estimator] | None = None) -> Written:
+    """Write the annotations of a draft.
 
     `presets` are estimators that have seen the data already: the observers take over from them and need no batches.
     """
     specs = _Specs(draft, plan, presets or {})
+    nodes = set()
     for node in draft.model.graph.nodes:
         inputs: dict[Node, QuantizationSpecBase | None] = {}
         for value in operands(node):
@@ -82,13 +99,46 @@ def write(draft: Draft, plan: Plan, presets: dict[str, Estimator] | None = None)
             node.meta[Q_ANNOTATION_KEY] = QuantizationAnnotation(
                 input_qspec_map=inputs, output_qspec=output, allow_implicit_sharing=False, _annotated=True
             )
-    return specs.components
+            claim(node)
+            nodes.add(node)
+    return Written(specs.components, specs.anchors, nodes)
+
+
+def fresh_spec(node: Node, config: BackendConfig) -> QuantizationSpec:
+    """Return the spec of a group of its own for the tensors of one node, with nothing to decide."""
+    scheme = config.activation.scheme
+    cell = Cell(name=f"{node.name}+", where=where(node), scheme=scheme)
+    component = Component(Plan(cells={cell.name: cell}), config.on_uncalibrated)
+    kind = PlannedFakeQuantize if config.is_qat else PlannedObserver
+
+    def build(**kwargs: object) -> nn.Module:
+        return kind.planned(component, cell.name, make_estimator(config.activation), None, **kwargs)
+
+    return activation_spec(scheme, ObserverFactory(kind.__name__, build))
+
+
+def activation_spec(scheme: Scheme, factory: ObserverFactory, axis: int | None = None) -> QuantizationSpec:
+    """Return torchao's spec for a tensor of the scheme."""
+    return QuantizationSpec(
+        dtype=scheme.dtype,
+        quant_min=scheme.quant_min,
+        quant_max=scheme.quant_max,
+        qscheme=scheme.qscheme,
+        ch_axis=axis,
+        observer_or_fake_quant_ctr=factory,  # type: ignore[arg-type]  # duck-typed
+    )
+
+
+def claim(node: Node) -> None:
+    """Mark the node as taken for quantizers that don't look at annotations (executorch 1.5.1: Arm, Cortex-M)."""
+    node.meta["quantizer_matched"] = True
 
 
 def mark_inside(nodes: list[Node]) -> None:
     """Mark the inner nodes of blocks as annotated, so that no later quantizer claims them."""
     for node in nodes:
         if Q_ANNOTATION_KEY not in node.meta:
+            claim(node)
             node.meta[Q_ANNOTATION_KEY] = QuantizationAnnotation(allow_implicit_sharing=False, _annotated=True)
 
 
@@ -110,6 +160,8 @@ class _Specs:
 
     def at(self, place: Place) -> QuantizationSpecBase | None:
         cell = self.draft.places.get(place)
+        if cell in self.draft.foreign:
+            return None if place is self.draft.foreign[cell] else SharedQuantizationSpec(self.draft.foreign[cell])
         if cell is None or cell not in self.component_of:
             return None
         anchor = self.anchors.setdefault(cell, place)
@@ -132,13 +184,8 @@ class _Specs:
             observer = kind.planned(self.component_of[cell], cell, estimator, preset, **kwargs)
             return self._shown_constant(observer, cell) if constant else observer
 
-        return QuantizationSpec(
-            dtype=scheme.dtype,
-            quant_min=scheme.quant_min,
-            quant_max=scheme.quant_max,
-            qscheme=scheme.qscheme,
-            observer_or_fake_quant_ctr=ObserverFactory(kind.__name__, build),  # type: ignore[arg-type]  # duck-typed
-        )
+        axis = _APART if self._must_stay_apart(cell) else None
+        return activation_spec(scheme, ObserverFactory(kind.__name__, build), axis)
 
     def _shown_constant(self, observer: nn.Module, cell: str) -> nn.Module:
         """Show a constant to its observer at once: calibration has nothing to add, in training it moves."""
@@ -148,6 +195,14 @@ class _Specs:
             if value is not None:
                 observer(value)
         return observer
+
+    def _must_stay_apart(self, cell: str) -> bool:
+        """Tell whether a contract could be broken by a reader that another quantizer annotates after us."""
+        if not self.component_of[cell].plan.cells[cell].contract.is_bounded:
+            return False
+        values = [place for place, owner in self.draft.places.items() if owner == cell and isinstance(place, Node)]
+        readers = [(value, user) for value in values for user in users(value)]
+        return any(reader not in self.draft.places and reader[1].op == "call_function" for reader in readers)
 
     def _is_constant(self, cell: str) -> bool:
         place = self.anchors[cell]
@@ -203,9 +258,3 @@ def make_estimator(activation: ActivationConfig) -> Estimator:
     if activation.estimator == "moving_average":
         return MovingAverageEstimator(activation.averaging_constant)
     return HistogramEstimator() if activation.estimator == "histogram" else MinMaxEstimator()
-
-
-def annotated(node: Node) -> bool:
-    """Tell whether some quantizer has annotated the node."""
-    annotation = node.meta.get(Q_ANNOTATION_KEY)
-    return annotation is not None and annotation._annotated

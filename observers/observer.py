@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 from torchao.quantization.pt2e.observer import ObserverBase
 
-from .errors import NonFiniteError, UncalibratedError
+from .errors import NonFiniteError, QuantmarkError, SharingConflictError, UncalibratedError
 from .estimators import Estimator, MinMaxEstimator
 from .plan import Plan
 from .qparams import QParams, Scheme, choose_channel_qparams, choose_qparams
@@ -167,7 +167,7 @@ class RangeObserver(ObserverBase):
             self._known = (self._seen, found)
         return self._known[1]
 
-    def trouble(self) -> UncalibratedError | NonFiniteError | None:
+    def trouble(self) -> QuantmarkError | None:
         """Return the error that qparams asked for now deserve, or None."""
         if self.cell.fixed:
             return None
@@ -177,7 +177,20 @@ class RangeObserver(ObserverBase):
                 f"{self.cell.where}: {bad} batch(es) held NaN or infinity; mend the calibration data, or pass "
                 'on_uncalibrated="warn" to go by the finite values'
             )
-        return _uncalibrated(self) if self.known_range() is None else None
+        if self.known_range() is None:
+            return _uncalibrated(self)
+        return self._breach()
+
+    def _breach(self) -> SharingConflictError | None:
+        """Return the error that values beyond the cell's contract deserve: they come from somewhere else."""
+        seen, contract = exact_range(self.estimator), self.cell.contract
+        if seen is None or seen.clamp(contract) == seen:
+            return None
+        return SharingConflictError(
+            f"{self.cell.where}: values {seen} reached the observer of an activation bounded to "
+            f"({contract.lower}, {contract.upper}): another quantizer made a different tensor share its qparams. Pass "
+            "that quantizer as the config's `rest` instead of composing it after this one"
+        )
 
     def assignment(self) -> Assignment:
         """Return what the component decided for this cell."""
@@ -299,7 +312,7 @@ class PerChannelBiasObserver(RangeObserver):
         self.ch_axis, self.channels = ch_axis, channels
         self.sources = (input_cell, weight_cell)
 
-    def trouble(self) -> UncalibratedError | NonFiniteError | None:
+    def trouble(self) -> QuantmarkError | None:
         """Return the trouble that the input or the weight has, or None."""
         found = [self.component.observers[source].trouble() for source in self.sources]
         return next((error for error in found if error), None)
