@@ -76,10 +76,13 @@ def value_of(node: Node) -> object:
     return node.meta.get("val")
 
 
+_QUANTIZABLE = frozenset({torch.float32, torch.float16, torch.bfloat16})
+
+
 def is_float_tensor(node: Node) -> bool:
-    """Tell whether the node yields one floating-point tensor that isn't empty."""
+    """Tell whether the node yields one tensor that isn't empty, of a float dtype that quantize ops take."""
     value = value_of(node)
-    if not isinstance(value, torch.Tensor) or not value.dtype.is_floating_point:
+    if not isinstance(value, torch.Tensor) or value.dtype not in _QUANTIZABLE:
         return False
     sizes: tuple[object, ...] = tuple(value.shape)  # dynamic ones are symbolic, and never empty here
     return 0 not in [size for size in sizes if isinstance(size, int)]
