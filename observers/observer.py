@@ -11,7 +11,7 @@ All tensors are registered buffers; the component is plain Python and travels wi
 from __future__ import annotations
 
 import warnings
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Final, Literal
 
 import torch
 from torch import Tensor
@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     pass
 
 OnUncalibrated = Literal["error", "warn"]
+_BFLOAT16_ROUNDING: Final = 2.0**-8  # by so much of itself a bound may move when it is rounded to the model's dtype
 
 
 class UncalibratedWarning(UserWarning):
@@ -184,7 +185,7 @@ class RangeObserver(ObserverBase):
     def _breach(self) -> SharingConflictError | None:
         """Return the error that values beyond the cell's contract deserve: they come from somewhere else."""
         seen, contract = exact_range(self.estimator), self.cell.contract
-        if seen is None or seen.clamp(contract) == seen:
+        if seen is None or seen.clamp(contract.widened(_BFLOAT16_ROUNDING)) == seen:
             return None
         return SharingConflictError(
             f"{self.cell.where}: values {seen} reached the observer of an activation bounded to "

@@ -101,6 +101,13 @@ class Bounds:
         high = other.upper if self.upper is None else other.clamp(self.upper)
         return Bounds(low, high)
 
+    def widened(self, share: float) -> Bounds:
+        """Return the bounds, each end moved outwards by a share of itself."""
+        low, high = self.lower, self.upper
+        return Bounds(
+            None if low is None else low - abs(low) * share, None if high is None else high + abs(high) * share
+        )
+
     @property
     def is_bounded(self) -> bool:
         """Tell whether either end is bounded."""
