@@ -72,7 +72,8 @@ def quantize(
 
     Args:
         model: a float `nn.Module` (exported in eval mode), an `ExportedProgram`, or the exported module of one.
-        calibration: the batches, each a tensor or a tuple or list of tensors in the order of the model's inputs.
+        calibration: the batches, each a tensor or a tuple or list of tensors in the order of the model's inputs. It
+            may be empty only where the quantizer has all ranges beforehand.
         config: the backend's config, or a `BackendQuantizer` that holds one and rules by module or operator.
         example_inputs: what an `nn.Module` is exported with; the first batch by default.
         dynamic_shapes: which sizes vary, as `torch.export.export` takes it; by default none does.
@@ -89,14 +90,15 @@ def quantize(
         raise ConfigError(f"quantize calibrates after training, with the quantizer's global config; it has {what}")
     batches = _batches(calibration)
     first, total = next(batches, None), len(calibration) if isinstance(calibration, Sized) else None
-    if first is None:
+    if first is None and quantizer.ranges is None:
         raise InputError("calibration holds no batches; give at least one, so that ranges can be observed")
     example = first if example_inputs is None else _as_batch(example_inputs, "example_inputs")
     exported = _export(model, example, dynamic_shapes, strict=strict)
     prepared = prepare_pt2e(exported, quantizer)
     inputs, finite = _inputs(prepared), quantizer.config.on_uncalibrated == "error"
     with torch.no_grad():
-        for index, batch in enumerate(track(chain([first], batches), "Calibrating", total, show=progress)):
+        batches = chain([first] if first else [], batches)
+        for index, batch in enumerate(track(batches, "Calibrating", total, show=progress)):
             _check_batch(batch, f"batch {index}", inputs, finite=finite)
             prepared(*batch)
     converted = convert_pt2e(prepared)
@@ -111,7 +113,9 @@ def track(items: Iterable[T], what: str, total: int | None = None, *, show: bool
         yield from bar.track(items, total=total, description=what)
 
 
-def _export(model: nn.Module | ExportedProgram, example: Batch, dynamic_shapes: Any, *, strict: bool) -> GraphModule:
+def _export(
+    model: nn.Module | ExportedProgram, example: Batch | None, dynamic_shapes: Any, *, strict: bool
+) -> GraphModule:
     """Return an exported module that may be changed: the caller keeps the given one."""
     if isinstance(model, ExportedProgram):
         exported = model.module()
@@ -119,6 +123,8 @@ def _export(model: nn.Module | ExportedProgram, example: Batch, dynamic_shapes: 
         tensors = chain(model.parameters(), model.buffers())
         exported = copy.deepcopy(model, {id(tensor): tensor for tensor in tensors})
     elif isinstance(model, nn.Module):
+        if example is None:
+            raise InputError("without calibration batches, example_inputs must say what the model takes")
         _check_signature(model, example)
         with _eval_mode(model):
             exported = torch.export.export(model, example, dynamic_shapes=dynamic_shapes, strict=strict).module()
@@ -210,9 +216,10 @@ def _check_input(value: Tensor, wanted: Tensor, where: str) -> None:
         not isinstance(size, int) or size == given for size, given in zip(sizes, value.shape, strict=True)
     )
     if not fits:
+        expected = ", ".join(map(str, sizes))
         raise InputError(
-            f"{where} has shape {tuple(value.shape)}, expected ({', '.join(map(str, sizes))}). Sizes that differ between batches (a smaller "
-            "last batch, say) must be named in dynamic_shapes, or such batches dropped"
+            f"{where} has shape {tuple(value.shape)}, expected ({expected}). Sizes that differ between batches "
+            "(a smaller last batch, say) must be named in dynamic_shapes, or such batches dropped"
         )
     if value.dtype != wanted.dtype:
         raise InputError(f"{where} has dtype {value.dtype}, expected {wanted.dtype}")

@@ -127,7 +127,7 @@ def _lower_and_run(model: nn.Module, digits: Digits, program: Path) -> Result:
     program.write_bytes(lowered.buffer)
     outputs = run_program(program, ((image,) for image in digits.images.split(1)))
     heads, fused = _count_blocks(model) if isinstance(model, torch.fx.GraphModule) else ((0, 0), (0, 0))
-    return Result(eager, lowered, torch.cat(outputs), heads, fused)
+    return Result(eager, lowered, torch.cat([logits for (logits,) in outputs]), heads, fused)
 
 
 def _count_blocks(model: GraphModule) -> tuple[tuple[int, int], tuple[int, int]]:

@@ -50,8 +50,8 @@ def _count(graph: Graph) -> tuple[int, tuple[str, ...]]:
     return len(names) - len(outside), outside
 
 
-def run_program(program: Path, batches: Iterable[Sequence[Tensor]]) -> list[Tensor]:
-    """Run a .pte file on each batch and return its first output.
+def run_program(program: Path, batches: Iterable[Sequence[Tensor]]) -> list[tuple[Tensor, ...]]:
+    """Run a .pte file on each batch and return its outputs.
 
     Raises:
         InputError: if the runtime was built without XNNPACK.
@@ -66,4 +66,4 @@ def run_program(program: Path, batches: Iterable[Sequence[Tensor]]) -> list[Tens
         method = runtime.load_program(program).load_method("forward")
     if method is None:
         raise InputError(f"{program} holds no method `forward`")
-    return [method.execute(list(batch))[0].clone() for batch in batches]
+    return [tuple(output.clone() for output in method.execute(list(batch))) for batch in batches]
