@@ -8,7 +8,9 @@ runtime:
   quantize. With a float output but an int8 weight the lowered program reads codes as floats
   (`partition/config/gemm_configs.py`, get_deps), so a block whose output is left float keeps its weight float too.
 * relu and hardtanh fold into conv and linear, relu into add; clamp, and anything behind sub or mul, does not
-  (`_passes/fuse_activation_pass.py`, `partition/config/generic_node_configs.py`).
+  (`_passes/fuse_activation_pass.py`, `partition/config/generic_node_configs.py`). Nor does anything behind addmm or mm
+  with a plain weight: the partitioner takes the activation in (`gemm_configs.py`, AddmmConfig), but the pass that fuses
+  it does not know the op, and the program fails to load.
 * cat, views, permutes and max pools need the same qparams on both sides, or the program fails to load.
 * The bias stays float here; lowering makes it int32 with scale = input scale * weight scale
   (`operators/quant_params.py`, from_bias).
@@ -96,6 +98,7 @@ def xnnpack(
             activations=frozenset({"relu", "relu6", "hardtanh"}),
             residual_heads=frozenset({"add"}),
             residual_activations=frozenset({"relu"}),
+            activation_heads=_HEADS - {"addmm", "mm"},
             per_tensor_heads=frozenset({"mm", "grouped_transposed"}),
             saturation_is_activation=False,
         ),
