@@ -323,16 +323,16 @@ def test_annotating_twice_changes_nothing() -> None:
     graph = export(model(network), image())
     quantizer = BackendQuantizer(ANYTHING)
     quantizer.annotate(quantizer.transform_for_annotation(graph))
-    before = annotations(graph)
+    before = written(graph)
     assert before
     BackendQuantizer(ANYTHING).annotate(graph)
     quantizer.annotate(quantizer.transform_for_annotation(graph))
-    after = annotations(graph)
+    after = written(graph)
     assert before.keys() == after.keys()
     assert all(before[name] is after[name] for name in before)
 
 
-def annotations(graph: GraphModule) -> dict[str, Any]:
+def written(graph: GraphModule) -> dict[str, Any]:
     return {n.name: n.meta[Q_ANNOTATION_KEY] for n in graph.graph.nodes if Q_ANNOTATION_KEY in n.meta}
 
 
