@@ -16,11 +16,12 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from ..configs.ops import HEADS
 from ..observers.plan import Family, Leaf
 from ..observers.qparams import INT16_SYMMETRIC
 from ..observers.rules import Outcome
-from .graph import argument, numel, op_name, users, where
+from .blocks import why_not_fused
+from .graph import where
+from .hoists import cost
 from .roles import MOVEMENTS, Role, Roles, moved
 
 if TYPE_CHECKING:
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
     from torch.fx import Node
 
     from ..configs.base import BackendConfig
+    from ..observers.qparams import Scheme
     from .draft import Draft
 
 
@@ -42,6 +44,7 @@ class Segment:
     cell: str | None = None
     direct: str | None = None
     readers: list[Node] = field(default_factory=list)
+    others: dict[str, list[Node]] = field(default_factory=dict)  # cells of another scheme
 
     @property
     def in_transit(self) -> bool:
@@ -65,6 +68,16 @@ class Tree:
     def branches(self) -> bool:
         """Tell whether a select is in it, so that there is something to decide."""
         return len(self.segments) > 1
+
+    @property
+    def read_otherwise_only(self) -> bool:
+        """Tell whether quantized ops read it, but none in the scheme of its movement."""
+        read = any(segment.readers for segment in self.segments)
+        return not read and any(segment.others for segment in self.segments)
+
+    def values(self) -> Iterator[Node]:
+        """Go through the movement, each value after what it moves."""
+        return (value for segment in self.segments for value in segment.values)
 
 
 @dataclass
@@ -133,83 +146,86 @@ def _put_movement(draft: Draft, value: Node, segment: Segment, tree: Tree, roles
 
 
 def read_branch(draft: Draft, segment: Segment, value: Node, reader: Node, config: BackendConfig) -> str:
-    """Put the edge from a value of a tree to a quantized op in its cell, and return the cell."""
-    segment.readers.append(reader)
+    """Put the edge from a value of a tree to a quantized op in its cell, and return the cell.
+
+    A reader of another scheme than the tree's reads through a cell of its own, which is a branch of another family.
+    """
     scheme = config.activation.scheme
     cell = segment.cell
+    if segment.in_transit and cell not in draft.foreign:
+        cell = segment.direct or cell
+    if cell is not None and draft.base_scheme(cell) != scheme:
+        cell = draft.float_cell(value, config)
+        segment.others.setdefault(cell, []).append(reader)
+        draft.put((value, reader), cell)
+        return cell
+    segment.readers.append(reader)
     if segment.in_transit and cell not in draft.foreign:
         if segment.direct is None:
             name = f"{value.name}->{reader.name}"
             segment.direct = draft.branch_cell(value, config, segment.tree.top.cell, name=name)
         cell = segment.direct
     elif cell is None:
-        cell = segment.cell = draft.float_cell(value, config)
-    if draft.base_scheme(cell) != scheme:
-        cell = draft.float_cell(value, config)
+        cell = segment.cell = draft.float_cell(segment.tree.root, config)
     draft.put((value, reader), cell)
     return cell
 
 
 def annotate_families(draft: Draft, trees: Trees, roles: Roles) -> None:
     """Record what may be decided for every tree that branches."""
+    dropped: set[str] = set()
     for tree in trees.by_root.values():
-        if not tree.branches or tree.top.cell in draft.foreign:
+        if tree.top.cell in draft.foreign:
+            continue
+        root_is_float = draft.output_cell(tree.root) is None
+        root = tree.top.cell if tree.top.cell in draft.cells else None
+        if root_is_float and root and tree.read_otherwise_only:
+            dropped.add(root)  # moved in float to the readers, whose scheme is another
+            root = None
+        if not tree.branches:
             continue
         leaves = list(_leaves(draft, tree))
-        config = roles.configs[tree.segments[1].values[0]]
-        root_is_float = draft.output_cell(tree.root) is None
         if root_is_float and any(not leaf.read_in_float for leaf in leaves):
-            draft.drop_cells({leaf.cell for leaf in leaves if leaf.read_in_float})
+            dropped |= {leaf.cell for leaf in leaves if leaf.read_in_float}
             leaves = [leaf for leaf in leaves if not leaf.read_in_float]
-        if leaves:
-            wide = INT16_SYMMETRIC if Outcome.WIDE_ROOT in config.branches.outcomes else None
-            draft.families.append(
-                Family(
-                    where=where(tree.root),
-                    root=tree.top.cell if tree.top.cell in draft.cells else None,
-                    root_is_float=root_is_float,
-                    leaves=tuple(leaves),
-                    hoistable=_hoistable(tree, roles, config),
-                    wide=wide,
-                    rules=config.branches,
-                )
+        draft.families += _families(draft, tree, root, leaves, roles, root_is_float=root_is_float)
+    draft.drop_cells(dropped)
+
+
+def _families(
+    draft: Draft, tree: Tree, root: str | None, leaves: list[Leaf], roles: Roles, *, root_is_float: bool
+) -> Iterator[Family]:
+    """Yield one family for the leaves of each scheme; the root belongs to that of its own."""
+    config = roles.configs[tree.segments[1].values[0]]
+    by_scheme: dict[Scheme, list[Leaf]] = {draft.base_scheme(root): []} if root else {}
+    for leaf in leaves:
+        by_scheme.setdefault(draft.base_scheme(leaf.cell), []).append(leaf)
+    for scheme, alike in by_scheme.items():
+        mine = root if root and scheme == draft.base_scheme(root) else None
+        if alike:
+            yield Family(
+                where=where(tree.root),
+                root=mine,
+                root_is_float=root_is_float or mine is None,
+                leaves=tuple(alike),
+                wide=_wide(draft, mine, roles.configs.get(tree.root, config)) if mine else None,
+                rules=config.branches,
             )
+
+
+def _wide(draft: Draft, root: str, config: BackendConfig) -> Scheme | None:
+    """Return the scheme of a widened root, where that is legal and can stand for the activation fused into it."""
+    if Outcome.WIDE_ROOT not in config.branches.outcomes:
+        return None
+    bounds = draft.cells[root].contract
+    return None if why_not_fused(bounds, INT16_SYMMETRIC, config.blocks) else INT16_SYMMETRIC
 
 
 def _leaves(draft: Draft, tree: Tree) -> Iterator[Leaf]:
     for segment in tree.segments:
         cell = segment.direct if segment.in_transit else segment.cell if segment is not tree.top else None
-        if cell is None or not draft.cells[cell].values:
-            continue
-        cost = sum(_cost(reader) for reader in segment.readers)
-        yield Leaf(cell=cell, consumer_cost=cost, read_in_float=not segment.readers)
-
-
-def _cost(reader: Node) -> int:
-    """Return the multiply-accumulates of an op, or its output's elements where it has no weight."""
-    rule = HEADS.get(op_name(reader))
-    weight = argument(reader, rule.weight) if rule else None
-    if rule is None or not hasattr(weight, "meta"):
-        return numel(reader)
-    value = weight.meta.get("val")  # type: ignore[union-attr]
-    channels = int(value.shape[rule.channel_axis]) if value is not None and value.dim() > rule.channel_axis else 1
-    return numel(reader) * max(1, numel(weight) // max(1, channels))  # type: ignore[arg-type]
-
-
-def _hoistable(tree: Tree, roles: Roles, config: BackendConfig) -> bool:
-    """Tell whether a pass that hoists below this root would fire if every leaf were quantized.
-
-    It needs every path from the root to go through ops that it knows and to end in a quantize, and (where ops that
-    read a part are all that lies between) the parts together to be at least `min_coverage` of the root.
-    """
-    rules = config.branches
-    moves = [value for segment in tree.segments for value in segment.values]
-    names = {op_name(value.args[0] if op_name(value) == "getitem" else value) for value in moves}  # type: ignore[arg-type]
-    if not names <= rules.hoist_through:
-        return False
-    for value in [tree.root, *moves]:
-        for user in users(value):
-            if user.op == "output" or (roles.role(user) is Role.FLOAT and op_name(user) != "getitem"):
-                return False
-    read = sum(numel(value) for value in moves)
-    return not names <= rules.covering or read >= rules.min_coverage * numel(tree.root)
+        if cell is not None and draft.holds_values(cell):
+            cost_of_all = sum(cost(reader) for reader in segment.readers)
+            yield Leaf(cell=cell, consumer_cost=cost_of_all, read_in_float=not segment.readers)
+        for other, readers in segment.others.items():
+            yield Leaf(cell=other, consumer_cost=sum(cost(reader) for reader in readers))

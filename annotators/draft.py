@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from torch.fx import Node
 
-from ..observers.plan import Cell, Family, Join, Plan
+from ..observers.plan import Cell, Family, Hoist, Join, Plan
 from ..observers.ranges import UNBOUNDED, Bounds
 from .graph import where
 from .neighbours import foreign_spec, matches
@@ -69,6 +69,8 @@ class Draft:
     foreign: dict[str, Node] = field(default_factory=dict)
     families: list[Family] = field(default_factory=list)
     joins: list[Join] = field(default_factory=list)
+    hoists: list[Hoist] = field(default_factory=list)
+    _values: dict[str, dict[str, None]] = field(default_factory=dict)
     _float_cells: dict[Node, str] = field(default_factory=dict)
     _bases: dict[str, Scheme] = field(default_factory=dict)
 
@@ -104,9 +106,11 @@ class Draft:
         """Put a place in a cell; the value that it holds counts as one of the cell's."""
         self.places[place] = cell
         value = place if isinstance(place, Node) else place[0]
-        known = self.cells[cell]
-        if value.name not in known.values:
-            self.cells[cell] = replace(known, values=(*known.values, value.name))
+        self._values.setdefault(cell, {})[value.name] = None
+
+    def holds_values(self, cell: str) -> bool:
+        """Tell whether any place was put in the cell."""
+        return cell in self._values
 
     def unfollow(self, cell: str) -> None:
         """Quantize the cell whatever becomes of the one that it followed."""
@@ -171,13 +175,20 @@ class Draft:
 
     def drop_cells(self, names: set[str]) -> None:
         """Forget cells and their places: they stay float."""
+        if not names:
+            return
         self.cells = {name: cell for name, cell in self.cells.items() if name not in names}
         self.places = {place: cell for place, cell in self.places.items() if cell not in names}
 
     def plan(self) -> Plan:
         """Return what was drawn up, as data."""
         return Plan(
-            cells={n: c for n, c in self.cells.items() if c.values and n not in self.foreign},
+            cells={
+                name: replace(cell, values=tuple(self._values[name]))
+                for name, cell in self.cells.items()
+                if name in self._values and name not in self.foreign
+            },
             families=tuple(self.families),
             joins=tuple(self.joins),
+            hoists=tuple(self.hoists),
         )

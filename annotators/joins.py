@@ -37,7 +37,8 @@ def read_join(draft: Draft, node: Node) -> None:
 
 def relate_joins(draft: Draft, trees: Trees, roles: Roles) -> None:
     """Record what may be decided for every join (after all reads, when each cell's readers are known)."""
-    values = _values_by_cell(draft)
+    values, edges = _values_by_cell(draft), _edge_readers(draft)
+    outside: dict[str, set[Node]] = {}
     for node in [n for n in roles.of if roles.role(n) is Role.JOIN]:
         output = draft.places[node]
         found: dict[str, bool] = {}
@@ -46,14 +47,15 @@ def relate_joins(draft: Draft, trees: Trees, roles: Roles) -> None:
             if cell is None or cell in draft.foreign:
                 continue
             if cell != output and draft.cells[cell].scheme == draft.cells[output].scheme:
-                found[cell] = found.get(cell, True) and _only_read_by(values[cell], node, draft, cell)
-        readers = [place for place, cell in draft.places.items() if cell == output and isinstance(place, tuple)]
+                if cell not in outside:
+                    outside[cell] = _outside(values[cell], draft, cell)
+                found[cell] = outside[cell] == {node}
         draft.joins.append(
             Join(
                 where=where(node),
                 output=output,
                 inputs=tuple(JoinInput(cell=cell, exclusive=alone) for cell, alone in found.items()),
-                may_float=all(reader is node or roles.role(reader) in MOVEMENTS for _, reader in readers),
+                may_float=all(each is node or roles.role(each) in MOVEMENTS for each in edges[output]),
                 rules=roles.configs[node].joins,
             )
         )
@@ -67,18 +69,27 @@ def _cell_of(draft: Draft, trees: Trees, value: Node) -> str | None:
     return draft.places.get(value) or draft.existing_float_cell(value)
 
 
-def _values_by_cell(draft: Draft) -> dict[str, list[Node]]:
-    found: dict[str, list[Node]] = {cell: [] for cell in draft.cells}
+def _values_by_cell(draft: Draft) -> dict[str, set[Node]]:
+    found: dict[str, set[Node]] = {cell: set() for cell in draft.cells}
     for place, cell in draft.places.items():
-        found[cell].append(place if not isinstance(place, tuple) else place[0])
+        found[cell].add(place[0] if isinstance(place, tuple) else place)
     return found
 
 
-def _only_read_by(values: list[Node], join: Node, draft: Draft, cell: str) -> bool:
-    """Tell whether the join is all that reads the cell's values, but for movement inside the cell."""
-    for value in values:
-        for user in users(value):
-            inside = draft.places.get(user) == cell or any(draft.places.get(item) == cell for item in user.users)
-            if user is not join and not inside:
-                return False
-    return True
+def _edge_readers(draft: Draft) -> dict[str, set[Node]]:
+    """Return, for each cell, the nodes that read one of its values through an edge in it."""
+    found: dict[str, set[Node]] = {cell: set() for cell in draft.cells}
+    for place, cell in draft.places.items():
+        if isinstance(place, tuple):
+            found[cell].add(place[1])
+    return found
+
+
+def _outside(values: set[Node], draft: Draft, cell: str) -> set[Node]:
+    """Return what reads the cell's values, but for movement inside the cell."""
+    return {
+        user
+        for value in values
+        for user in users(value)
+        if draft.places.get(user) != cell and not any(draft.places.get(item) == cell for item in user.users)
+    }

@@ -16,6 +16,7 @@ from .branches import annotate_families, annotate_tree, find_trees, read_branch
 from .draft import Draft
 from .elementwise import annotate_block_output, annotate_own_output
 from .graph import where
+from .hoists import relate_hoists
 from .joins import annotate_join, read_join, relate_joins
 from .memory import written_memory
 from .neighbours import annotation_of, reconcile
@@ -150,8 +151,9 @@ class BackendQuantizer(Quantizer):
         draft = Draft(model, config_of)
         roles = assign_roles(model, config_of)
         trees = draw_up(draft, roles)
-        relate_joins(draft, trees, roles)
         annotate_families(draft, trees, roles)
+        relate_joins(draft, trees, roles)
+        relate_hoists(draft, trees, roles)
         self.record = Record({n.name: b for n, b in roles.blocks.items()})
         if self.ranges is None:
             written = write(draft, draft.plan())
@@ -234,6 +236,6 @@ def _read_operands(draft: Draft, node: Node, trees: Trees, config: BackendConfig
 
 def _read(draft: Draft, trees: Trees, value: Node, reader: Node, config: BackendConfig) -> str:
     segment = trees.segment(value)
-    if segment is not None and (segment.in_transit or value in trees.segment_of):
+    if segment is not None:
         return read_branch(draft, segment, value, reader, config)
     return draft.read(value, reader, config)

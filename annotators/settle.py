@@ -58,7 +58,7 @@ def settle(draft: Draft, roles: Roles, table: RangeTable, gone: Iterable[str] = 
             ranges[name], exact[name] = found, seen
     resolution = resolve(plan, ranges, exact)
     _redraw(draft, roles, resolution)
-    return Settled(Plan(cells=_settled_cells(draft, resolution)), estimators, resolution)
+    return Settled(Plan(cells=_settled_cells(draft, plan, resolution)), estimators, resolution)
 
 
 def _estimators(draft: Draft, plan: Plan, table: RangeTable, gone: Iterable[str]) -> dict[str, Estimator]:
@@ -90,6 +90,10 @@ def _redraw(draft: Draft, roles: Roles, resolution: Resolution) -> None:
         else:
             redrawn[place] = found.group if found is not None else cell
     draft.places = redrawn
+    for name, bias in draft.biases.items():
+        found = resolution.assignments.get(bias.input)
+        if found is not None:
+            draft.biases[name] = replace(bias, input=found.group)
 
 
 def _in_transit(place: Place, roles: Roles) -> bool:
@@ -97,10 +101,10 @@ def _in_transit(place: Place, roles: Roles) -> bool:
     return isinstance(place, Node) or roles.role(place[1]) in MOVEMENTS | {Role.TUPLE}
 
 
-def _settled_cells(draft: Draft, resolution: Resolution) -> dict[str, Cell]:
+def _settled_cells(draft: Draft, plan: Plan, resolution: Resolution) -> dict[str, Cell]:
     used = set(draft.places.values())
     cells = {}
-    for name, cell in draft.cells.items():
+    for name, cell in plan.cells.items():
         if name not in used:
             continue
         found = resolution.assignments.get(name)
@@ -109,5 +113,8 @@ def _settled_cells(draft: Draft, resolution: Resolution) -> dict[str, Cell]:
             scheme = found.qparams.scheme
         else:
             fixed, scheme = cell.fixed, cell.scheme
-        cells[name] = replace(cell, fixed=fixed, scheme=scheme, follows=frozenset())
+        # A bias asks the observers of its input and weight for their scales: they stay in one component.
+        bias = draft.biases.get(name)
+        sources = frozenset({bias.input, bias.weight}) if bias else frozenset()
+        cells[name] = replace(cell, fixed=fixed, scheme=scheme, follows=sources)
     return cells

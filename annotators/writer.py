@@ -149,6 +149,10 @@ class _Specs:
         self.draft = draft
         self.presets = presets
         self.anchors: dict[str, Place] = {}
+        self.outputs: dict[str, list[Node]] = {}
+        for place, cell in draft.places.items():
+            if isinstance(place, Node):
+                self.outputs.setdefault(cell, []).append(place)
         registry: list[RangeObserver] = []
         self.components = []
         self.component_of: dict[str, Component] = {}
@@ -200,8 +204,7 @@ class _Specs:
         """Tell whether a contract could be broken by a reader that another quantizer annotates after us."""
         if not self.component_of[cell].plan.cells[cell].contract.is_bounded:
             return False
-        values = [place for place, owner in self.draft.places.items() if owner == cell and isinstance(place, Node)]
-        readers = [(value, user) for value in values for user in users(value)]
+        readers = [(value, user) for value in self.outputs.get(cell, ()) for user in users(value)]
         return any(reader not in self.draft.places and reader[1].op == "call_function" for reader in readers)
 
     def _is_constant(self, cell: str) -> bool:

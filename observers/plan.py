@@ -24,6 +24,8 @@ from typing import TYPE_CHECKING
 from .ranges import UNBOUNDED, Bounds
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from .qparams import QParams, Scheme
     from .rules import BranchRules, JoinRules
 
@@ -79,7 +81,6 @@ class Family:
         root: the root's cell (with the movement ops above the leaves), or None where nothing quantizes it.
         root_is_float: the root is float whatever is decided: a graph input, or an unquantized op's output.
         leaves: the branches, in graph order; a direct edge from the root is one too.
-        hoistable: the backend's pass can fire on this root if every leaf is quantized.
         wide: the scheme of `Outcome.WIDE_ROOT`, or None.
         rules: what is legal.
     """
@@ -89,8 +90,22 @@ class Family:
     root_is_float: bool
     leaves: tuple[Leaf, ...]
     rules: BranchRules
-    hoistable: bool = False
     wide: Scheme | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Hoist:
+    """Cells whose quantize ops the backend's pass replaces by one above a tensor, if all of them are quantized.
+
+    Args:
+        where: node name and module path of that tensor.
+        costs: cell -> what keeping its readers in float would cost, as `Leaf.consumer_cost`.
+        rules: what the pass does, and what is to be done about it.
+    """
+
+    where: str
+    costs: Mapping[str, int]
+    rules: BranchRules
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -127,6 +142,7 @@ class Plan:
     cells: dict[str, Cell] = field(default_factory=dict)
     families: tuple[Family, ...] = ()
     joins: tuple[Join, ...] = ()
+    hoists: tuple[Hoist, ...] = ()
 
     def components(self) -> tuple[Plan, ...]:
         """Return the plan cut into independent plans: no decision of one looks at a cell of another."""
@@ -142,19 +158,33 @@ class Plan:
             for name in names[1:]:
                 parent[find(name)] = find(names[0])
 
-        linked = [[cell.name, *sorted(cell.follows & set(self.cells))] for cell in self.cells.values() if cell.follows]
+        linked = [[name, *sorted(c.follows & self.cells.keys())] for name, c in self.cells.items() if c.follows]
         linked += [family_cells(family) for family in self.families]
         linked += [[j.output, *(i.cell for i in j.inputs)] for j in self.joins]
+        linked += [list(hoist.costs) for hoist in self.hoists]
         for names in linked:
-            join([name for name in names if name])
-        parts: dict[str, tuple[dict[str, Cell], list[Family], list[Join]]] = {}
+            join(names)
+        parts: dict[str, _Part] = {}
         for name, cell in self.cells.items():
-            parts.setdefault(find(name), ({}, [], []))[0][name] = cell
+            parts.setdefault(find(name), _Part()).cells[name] = cell
         for family in self.families:
-            parts[find(family.leaves[0].cell)][1].append(family)
+            parts[find(family.leaves[0].cell)].families.append(family)
         for each in self.joins:
-            parts[find(each.output)][2].append(each)
-        return tuple(Plan(cells=c, families=tuple(f), joins=tuple(j)) for c, f, j in parts.values())
+            parts[find(each.output)].joins.append(each)
+        for hoist in self.hoists:
+            parts[find(next(iter(hoist.costs)))].hoists.append(hoist)
+        return tuple(part.plan() for part in parts.values())
+
+
+@dataclass
+class _Part:
+    cells: dict[str, Cell] = field(default_factory=dict)
+    families: list[Family] = field(default_factory=list)
+    joins: list[Join] = field(default_factory=list)
+    hoists: list[Hoist] = field(default_factory=list)
+
+    def plan(self) -> Plan:
+        return Plan(cells=self.cells, families=tuple(self.families), joins=tuple(self.joins), hoists=tuple(self.hoists))
 
 
 def family_cells(family: Family) -> list[str]:

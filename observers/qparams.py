@@ -212,13 +212,14 @@ def choose_channel_qparams(low: torch.Tensor, high: torch.Tensor, scheme: Scheme
     return scale, zero_point.clamp(scheme.quant_min, scheme.quant_max).to(torch.int64)
 
 
-def sharing_loss_db(own: float, shared: float) -> float:
+def sharing_loss_db(own: float, shared: float, through: float = 0.0) -> float:
     """Return 20*log10(shared / own), in dB: how much a member's quantization noise grows by sharing.
 
     `own` and `shared` are scales. Quantization noise has power scale**2 / 12 (Bennett 1948), so the ratio of
-    powers depends on the scales alone; 6.02 dB is one bit.
+    powers depends on the scales alone; 6.02 dB is one bit. Values that are rounded to another scale before
+    (`through`) have the noise of both: 10*log10((shared**2 + through**2) / own**2).
     """
-    return 20.0 * math.log10(shared / own)
+    return 20.0 * math.log10(math.hypot(shared, through) / own)
 
 
 def _to_float32(value: float) -> float:

@@ -1,25 +1,33 @@
 """Resolve a plan: from the ranges of its cells to qparams, with a decision on record for each family and join.
 
-Pure: the same plan and ranges give the same resolution, whatever the order in which ranges were seen. Families
-are decided first (they say which roots are quantized at all), then joins, both in graph order. Cells that end
-up with one qparams form a cluster; a cluster's range covers every member's.
+Pure: the same plan and ranges give the same resolution, whatever the order in which ranges were seen, or in which
+the plan lists its parts. A cell is settled before whatever reads it (see `ordering`): of a join's output, first
+whether the join runs in float, then what becomes of the branches below it, then which operands share its qparams.
+Last come the hoists: differing qparams never reach a pass that hoists whatever it meets.
+
+Cells that end up with one qparams form a cluster. Clusters only ever grow, so what was made alike stays alike.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+import math
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
+from .clusters import TOLERANCE_DB, Cluster, is_spread, own_scale, united, wide_qparams
 from .grouping import partition
-from .qparams import QParams, choose_qparams, scale_of, sharing_loss_db
-from .ranges import UNBOUNDED, Bounds, Range
-from .rules import Conflict, Decision, HoistRule, JoinOutcome, Outcome
+from .hoisting import settle_hoists
+from .ordering import steps
+from .qparams import sharing_loss_db
+from .records import FamilyRecord, HoistRecord, JoinRecord
+from .rules import Decision, JoinOutcome, Outcome
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterable, Mapping
 
-    from .plan import Cell, Family, Join, JoinInput, Leaf, Plan
-    from .qparams import Scheme
+    from .plan import Family, Join, JoinInput, Plan
+    from .qparams import QParams, Scheme
+    from .ranges import Range
 
 
 @dataclass(frozen=True)
@@ -27,7 +35,8 @@ class Assignment:
     """What a cell ends up with.
 
     Args:
-        group: the name of the cluster; cells with the same group have bit-identical qparams.
+        group: the name of the cluster, which is the name of one of its quantized cells; cells with the same group
+            have bit-identical qparams.
         qparams: the qparams, or None where the cell stays float.
         through: for a branch of a wide root: the root's qparams, which its values pass first.
         root: the name of that root's cell.
@@ -53,306 +62,281 @@ def resolve(plan: Plan, ranges: Mapping[str, Range], exact: Mapping[str, Range] 
     Cells without a range get no assignment, and take no part in a decision. `exact` are the ranges that hold every
     value seen, where an estimator cut `ranges` to fit a narrow scheme: a root that is widened uses them.
     """
-    return _Resolver(plan, ranges, ranges if exact is None else exact).run()
-
-
-def own_scale(cell: Cell, range_: Range) -> float:
-    """Return the scale that the cell would have by itself, in real units per code."""
-    return cell.fixed.scale if cell.fixed else scale_of(range_.clamp(cell.contract), cell.scheme)
+    return Resolver(plan, ranges, ranges if exact is None else exact).run()
 
 
 @dataclass
-class _Cluster:
-    """Cells with one qparams."""
+class _Option:
+    """An outcome with what it costs: (cell, loss in dB), and why it is not to be taken, or ""."""
 
-    name: str
-    range: Range
-    scheme: Scheme
-    members: list[str]
-    contracts: frozenset[Bounds]
-    fixed: QParams | None = None
+    outcome: Outcome
+    losses: dict[str, float]
+    why_not: str = ""
 
-    def qparams(self) -> QParams:
-        if self.fixed:
-            return self.fixed
-        bounds = next(iter(self.contracts)) if len(self.contracts) == 1 else UNBOUNDED
-        return choose_qparams(self.range, self.scheme, bounds)
-
-    def merged(self, other: _Cluster) -> _Cluster | None:
-        """Return this cluster with the other one in it, or None if no qparams serve both."""
-        if self.scheme != other.scheme or (self.fixed and other.fixed and self.fixed != other.fixed):
-            return None
-        both = _Cluster(
-            self.name,
-            self.range.union(other.range),
-            self.scheme,
-            self.members + other.members,
-            self.contracts | other.contracts,
-            self.fixed or other.fixed,
-        )
-        qparams = both.qparams()
-        kept = all(qparams.honours(bounds) for bounds in both.contracts)
-        return both if kept and qparams.covers(both.range) else None
+    @property
+    def worst(self) -> float:
+        return max(self.losses.values(), default=0.0)
 
 
 @dataclass
-class _Resolver:
+class Resolver:
+    """The state of a resolution: which cells are float, which share, which pass a wide root."""
+
     plan: Plan
     ranges: Mapping[str, Range]
     exact: Mapping[str, Range]
-    clusters: dict[str, _Cluster] = field(default_factory=dict)
+    clusters: dict[str, Cluster] = field(default_factory=dict)
     floats: set[str] = field(default_factory=set)
     through: dict[str, str] = field(default_factory=dict)
-    decisions: list[Decision] = field(default_factory=list)
+    floors: dict[str, float] = field(default_factory=dict)
+    families: dict[int, FamilyRecord] = field(default_factory=dict)
+    joins: dict[int, JoinRecord] = field(default_factory=dict)
+    notes: dict[str, list[str]] = field(default_factory=dict)
+    lossy: set[str] = field(default_factory=set)
 
     def run(self) -> Resolution:
+        """Decide everything, in order."""
         for name, cell in self.plan.cells.items():
             if name in self.ranges:
-                contracts = frozenset({cell.contract})
-                self.clusters[name] = _Cluster(name, self.ranges[name], cell.scheme, [name], contracts, cell.fixed)
-        for family in self.plan.families:
-            self._decide_family(family)
-        for join in self.plan.joins:
-            self._decide_join(join)
-        return Resolution(self._assign(), tuple(self.decisions))
+                self.clusters[name] = Cluster.of(cell, self.ranges[name])
+                self.floors[name] = self.clusters[name].floor
+        for step in steps(self.plan):
+            if step.join is not None:
+                self._decide_float_join(step.join)
+            for family in step.families:
+                self._decide_family(family)
+            if step.join is not None:
+                self._decide_operands(step.join)
+        settle_hoists(self)
+        told = {record.family.where for record in self.families.values()}
+        records = [
+            *(self.families.get(id(family)) for family in self.plan.families),
+            *(HoistRecord(hoist) for hoist in self.plan.hoists if hoist.where in self.notes.keys() - told),
+            *(self.joins.get(id(join)) for join in self.plan.joins),
+        ]
+        return Resolution(self._assign(), tuple(record.decision(self) for record in records if record))
 
     def _assign(self) -> dict[str, Assignment]:
-        qparams = {id(cluster): cluster.qparams() for cluster in self.clusters.values()}
-        result = {}
-        for name, cluster in self.clusters.items():
-            if name in self.floats or self.plan.cells[name].follows & self.floats:
-                result[name] = Assignment(name, None)
-            else:
-                root = self.through.get(name)
-                wide = qparams[id(self.clusters[root])] if root else None
-                result[name] = Assignment(cluster.name, qparams[id(cluster)], wide, root)
+        silent = self.plan.cells.keys() - self.clusters.keys()
+        unfollowed = self.floats | silent
+        quantized = [n for n in self.clusters if n not in self.floats and not self.plan.cells[n].follows & unfollowed]
+        names: dict[int, str] = {}
+        for name in sorted(quantized):
+            names.setdefault(id(self.clusters[name]), name)
+        result = {name: Assignment(name, None) for name in self.clusters}
+        for name in quantized:
+            cluster, root = self.clusters[name], self.through.get(name)
+            wide = self.clusters[root].qparams if root else None
+            result[name] = Assignment(names[id(cluster)], cluster.qparams, wide, root)
         return result
 
-    def _merge(self, names: list[str]) -> None:
-        """Put the cells in one cluster; callers have made sure that it holds."""
-        first = self.clusters[names[0]]
-        for name in names[1:]:
-            other = self.clusters[name]
-            if other is first:
-                continue
-            first.range = first.range.union(other.range)
-            first.members += other.members
-            first.contracts |= other.contracts
-            first.fixed = first.fixed or other.fixed
-            for member in other.members:
-                self.clusters[member] = first
-
-    def _own(self, name: str) -> float:
+    def own(self, name: str) -> float:
+        """Return the scale that the cell would have by itself."""
         return own_scale(self.plan.cells[name], self.ranges[name])
 
-    def _losses(self, names: list[str], scale: float) -> dict[str, float]:
-        return {
-            name: sharing_loss_db(self._own(name), scale) if _is_spread(self.ranges[name]) else 0.0 for name in names
-        }
+    def loss_db(self, name: str, scale: float, through: float = 0.0) -> float:
+        """Return what the scale costs a cell beside its own, in dB."""
+        return sharing_loss_db(self.own(name), scale, through) if is_spread(self.ranges[name]) else 0.0
+
+    def final_loss_db(self, name: str) -> float:
+        """Return what a quantized cell loses by what was decided, in dB."""
+        root = self.through.get(name)
+        wide = self.clusters[root].qparams.scale if root else 0.0
+        return self.loss_db(name, self.clusters[name].qparams.scale, wide)
+
+    def merge(self, cluster: Cluster) -> None:
+        """Take in a cluster that `united` returned."""
+        for name in cluster.members:
+            self.clusters[name] = cluster
+
+    def accept(self, names: Iterable[str], scale: float) -> None:
+        """Note that cells have to bear a scale: no later decision counts it against itself."""
+        for name in names:
+            self.floors[name] = max(self.floors[name], scale)
+        for cluster in dict.fromkeys(self.clusters[name] for name in names):
+            cluster.floor = min(self.floors[member] for member in cluster.members)
 
     # -- branch families ------------------------------------------------------------------------------------
 
     def _decide_family(self, family: Family) -> None:
-        leaves = [leaf for leaf in family.leaves if leaf.cell in self.clusters]
-        if not leaves:
-            return
-        names = list(dict.fromkeys(leaf.cell for leaf in leaves))
-        root = family.root if family.root in self.clusters else None
-        everyone = [*([root] if root else []), *names]
-        shared = self._shared_scale(everyone)
-        losses = self._losses(names, shared) if shared else {}
-        rejected: list[tuple[str, str]] = []
-        for outcome in family.rules.outcomes:
-            why_not = self._why_not(outcome, family, root, losses)
-            if why_not is None:
-                self._take(outcome, family, leaves, everyone, losses, rejected=tuple(rejected))
-                return
-            rejected.append((outcome.name, why_not))
-        self._take(Outcome.SHARED, family, leaves, everyone, losses, rejected=tuple(rejected), finding=True)
-
-    def _shared_scale(self, names: list[str]) -> float | None:
-        """Return the scale of one qparams for all the cells, or None if no qparams serve all."""
-        cluster: _Cluster | None = self.clusters[names[0]]
-        for name in names[1:]:
-            cluster = cluster.merged(self.clusters[name]) if cluster else None
-        return cluster.qparams().scale if cluster else None
-
-    def _why_not(self, outcome: Outcome, family: Family, root: str | None, losses: Mapping[str, float]) -> str | None:
-        rules = family.rules
-        if outcome is Outcome.SHARED:
-            budget = rules.max_root_loss_db if root else rules.max_sharing_loss_db
-            if not losses:
-                return "no qparams serve every branch"
-            worst = max(losses, key=lambda name: losses[name])
-            if losses[worst] <= budget:
-                return None
-            return f"costs {worst} {losses[worst]:.1f} dB, budget {budget:g} dB"
-        if outcome is Outcome.INDEPENDENT:
-            return None if family.root_is_float else "the root is not a float tensor"
-        if outcome is Outcome.SPLIT_PRODUCER:
-            return "cutting the producer is not done in this version"
-        if family.root_is_float:
-            return "the root is float anyway"
-        if outcome is Outcome.WIDE_ROOT:
-            return None if family.wide and root else "no wide scheme"
-        return None
-
-    def _take(
-        self,
-        outcome: Outcome,
-        family: Family,
-        leaves: list[Leaf],
-        everyone: list[str],
-        shared_losses: Mapping[str, float],
-        *,
-        rejected: tuple[tuple[str, str], ...],
-        finding: bool = False,
-    ) -> None:
-        names = list(dict.fromkeys(leaf.cell for leaf in leaves))
-        notes: list[str] = []
-        if outcome is Outcome.SHARED:
-            groups = [tuple(names)]
-            losses = dict(shared_losses)
-            self._merge(everyone)
-        else:
-            in_float = {leaf.cell for leaf in leaves if leaf.read_in_float}
-            self.floats |= in_float
-            names = [name for name in names if name not in in_float]
-            leaves = [leaf for leaf in leaves if leaf.cell not in in_float]
-            groups, losses = self._grouped(names, family)
-            if len(groups) > 1 and family.hoistable and family.rules.hoist is HoistRule.ALWAYS:
-                groups, losses, finding = self._settle_conflict(family, leaves, groups, losses, notes)
-            if family.root in self.clusters:
-                self._free_root(outcome, family, names)
-        self.decisions.append(
-            Decision(
-                "branches",
-                family.where,
-                outcome,
-                tuple(groups),
-                tuple((n, (self.ranges[n].min, self.ranges[n].max)) for n in everyone),
-                tuple(losses.items()),
-                _reason(outcome, groups, losses),
-                rejected,
-                finding,
-                tuple(notes),
-            )
-        )
-
-    def _grouped(self, names: list[str], family: Family) -> tuple[list[tuple[str, ...]], dict[str, float]]:
-        if not names:
-            return [], {}
-        scheme = self.plan.cells[names[0]].scheme
-        ranges = {name: self.ranges[name].clamp(self.plan.cells[name].contract) for name in names}
-        budget = family.rules.max_sharing_loss_db
-        found = partition(ranges, scheme, budget, partial=family.rules.partial_groups)
-        losses: dict[str, float] = {}
-        for group in found:
-            self._merge(list(group.members))
-            losses |= dict(zip(group.members, group.losses_db, strict=True))
-        return [group.members for group in found], losses
-
-    def _free_root(self, outcome: Outcome, family: Family, names: list[str]) -> None:
-        root = family.root
+        known = [leaf for leaf in family.leaves if leaf.cell in self.clusters]
+        in_float = sorted({leaf.cell for leaf in known if leaf.read_in_float})
+        names = sorted({leaf.cell for leaf in known} - set(in_float))
+        root = family.root if family.root in self.clusters and family.root not in self.floats else None
         if root is None:
+            self.floats |= set(in_float)
+            in_float = []
+        if not names and not (in_float and root):
             return
-        if outcome is Outcome.WIDE_ROOT and family.wide:
-            self.clusters[root].scheme = family.wide
-            self.clusters[root].range = self.exact[root]
+        options = [self._option(outcome, family, root, names, in_float) for outcome in family.rules.outcomes]
+        within = next((option for option in options if not option.why_not), None)
+        legal = [o for o in options if o.losses] or [o for o in options if o.outcome is Outcome.SHARED]
+        taken = within or min(legal, key=lambda option: option.worst)
+        better = options if within is None else options[: options.index(taken)]
+        rejected = [(o.outcome.name, o.why_not) for o in better if o is not taken]
+        self._take(taken.outcome, family, root, names, in_float)
+        listed = [*([root] if root else []), *dict.fromkeys(leaf.cell for leaf in known)]
+        self.families[id(family)] = FamilyRecord(family, taken.outcome, listed, rejected, taken.why_not)
+
+    def _option(
+        self, outcome: Outcome, family: Family, root: str | None, names: list[str], in_float: list[str]
+    ) -> _Option:
+        """Return what an outcome would cost the family."""
+        floating = family.root_is_float or root is None
+        budget = family.rules.max_root_loss_db if root else family.rules.max_sharing_loss_db
+        losses: dict[str, float] = {}
+        if outcome is Outcome.SHARED:
+            together = self._together(root, [*names, *in_float])
+            if together is None:
+                return _Option(outcome, {}, "no qparams serve every branch")
+            losses = {name: self.loss_db(name, together.qparams.scale) for name in [*names, *in_float]}
+        elif outcome is Outcome.INDEPENDENT:
+            if not floating:
+                return _Option(outcome, {}, "the root is not a float tensor")
+        elif outcome is Outcome.SPLIT_PRODUCER:
+            return _Option(outcome, {}, "cutting the producer is not done in this version")
+        elif floating:
+            return _Option(outcome, {}, "the root is float anyway")
+        elif outcome is Outcome.WIDE_ROOT:
+            wide = self._wide(family, root)
+            if wide is None:
+                return _Option(outcome, {}, "no wide scheme serves the root")
+            for members in self._grouped(family, names):
+                scale = (self._alike(members, family) or self.clusters[members[0]]).qparams.scale
+                losses |= {name: self.loss_db(name, scale, wide.scale) for name in members}
+        if not losses:
+            return _Option(outcome, dict.fromkeys(names, 0.0))  # within the budget, because grouped by it
+        worst = max(losses, key=lambda name: losses[name])
+        if losses[worst] <= budget + TOLERANCE_DB:
+            return _Option(outcome, losses)
+        return _Option(outcome, losses, f"costs {worst} {losses[worst]:.1f} dB, budget {budget:g} dB")
+
+    def _together(self, root: str | None, names: list[str]) -> Cluster | None:
+        everyone = [self.clusters[name] for name in [*([root] if root else []), *names]]
+        return united(everyone, dictated=bool(root and self.clusters[root].fixed))
+
+    def _wide(self, family: Family, root: str | None) -> QParams | None:
+        """Return the qparams of the root if it were widened, or None where it can't be."""
+        if root is None or family.wide is None:
+            return None
+        cluster = self.clusters[root]
+        if cluster.fixed or cluster.members != [root]:
+            return None
+        return wide_qparams(self.exact.get(root, self.ranges[root]), family.wide, cluster.contracts)
+
+    def _take(self, outcome: Outcome, family: Family, root: str | None, names: list[str], in_float: list[str]) -> None:
+        if outcome is Outcome.SHARED:
+            self._share(root, [*names, *in_float])
+            return
+        wide = self._wide(family, root) if outcome is Outcome.WIDE_ROOT else None
+        self.floats |= set(in_float)
+        for members in self._grouped(family, names):
+            cluster = self._alike(members, family)
+            if cluster is not None:
+                self.merge(cluster)
+        if root is not None and wide is not None:
+            seen = self.exact.get(root, self.ranges[root])
+            self.clusters[root] = replace(self.clusters[root], range=seen, scheme=wide.scheme)
             self.through |= dict.fromkeys(names, root)
-        else:
+        elif root is not None:
             self.floats.add(root)
 
-    def _settle_conflict(
-        self,
-        family: Family,
-        leaves: list[Leaf],
-        groups: list[tuple[str, ...]],
-        losses: dict[str, float],
-        notes: list[str],
-    ) -> tuple[list[tuple[str, ...]], dict[str, float], bool]:
-        """Make sure that differing qparams never reach a pass that hoists whatever it meets."""
-        names = [leaf.cell for leaf in leaves]
-        if family.rules.conflict is Conflict.UNION:
-            self._merge(names)
-            losses = self._losses(names, self.clusters[names[0]].qparams().scale)
-            notes.append("the backend hoists across differing qparams: the branches share the covering range")
-            return [tuple(dict.fromkeys(names))], losses, True
-        largest = max(groups, key=len)
-        cost: dict[str, int] = {}
-        for leaf in leaves:
-            cost[leaf.cell] = cost.get(leaf.cell, 0) + leaf.consumer_cost
-        cheapest = min((n for group in groups if group is not largest for n in group), key=lambda n: cost[n])
-        self.floats.add(cheapest)
-        notes.append(f"the backend hoists across differing qparams: {cheapest} stays float, so that it does not")
-        kept = [tuple(n for n in group if n != cheapest) for group in groups]
-        return [group for group in kept if group], {n: db for n, db in losses.items() if n != cheapest}, False
+    def _share(self, root: str | None, names: list[str]) -> None:
+        """Put the branches (and the root) in one cluster; those that no common qparams serve stay apart."""
+        together = self._together(root, names)
+        if together is not None:
+            self.merge(together)
+        else:
+            base = root or names[0]
+            for name in names:
+                more = united([self.clusters[base], self.clusters[name]])
+                if more is not None:
+                    self.merge(more)
+        self.accept(names, self.clusters[root or names[0]].qparams.scale)
+
+    def _grouped(self, family: Family, names: list[str]) -> list[tuple[str, ...]]:
+        """Return the groups within the budget, like with like."""
+        by_scheme: dict[Scheme, dict[str, Range]] = {}
+        for name in names:
+            cell = self.plan.cells[name]
+            by_scheme.setdefault(cell.scheme, {})[name] = self.ranges[name].clamp(cell.contract)
+        budget, partial = family.rules.max_sharing_loss_db, family.rules.partial_groups
+        return [
+            group.members
+            for scheme, ranges in by_scheme.items()
+            for group in partition(ranges, scheme, budget, partial=partial)
+        ]
+
+    def _alike(self, members: tuple[str, ...], family: Family) -> Cluster | None:
+        """Return the cluster that a group would make, or None where what is in it already forbids that."""
+        cluster = united([self.clusters[name] for name in members])
+        budget = family.rules.max_sharing_loss_db + TOLERANCE_DB
+        return cluster if cluster is not None and cluster.loss_db() <= budget else None
 
     # -- joins ----------------------------------------------------------------------------------------------
 
-    def _decide_join(self, join: Join) -> None:
+    def _inputs(self, join: Join) -> list[JoinInput]:
+        """Return the operands whose ranges are known, the smallest scale first."""
+        known = [i for i in join.inputs if i.cell in self.clusters]
+        return sorted(known, key=lambda i: (self.clusters[i.cell].qparams.scale, i.cell))
+
+    def _decide_float_join(self, join: Join) -> None:
+        """Leave a join float where one qparams for all would ruin an operand."""
         if join.output not in self.clusters:
             return
-        inputs = [i for i in join.inputs if i.cell in self.clusters]
-        own = {i.cell: self._own(i.cell) for i in inputs}
-        losses = self._losses(list(own), self.clusters[join.output].qparams().scale)
-        worst = max(losses.values(), default=0.0)
-        too_lossy = worst > join.rules.max_float_loss_db
-        if too_lossy and join.may_float and JoinOutcome.FLOAT in join.rules.outcomes:
-            self.floats.add(join.output)
-            why = f"one qparams would cost an operand {worst:.1f} dB, budget {join.rules.max_float_loss_db:g} dB"
-            self._record(join, JoinOutcome.FLOAT, [(n,) for n in own], dict.fromkeys(own, 0.0), why, finding=False)
+        record = self.joins[id(join)] = JoinRecord(join)
+        scale, worst = self.clusters[join.output].qparams.scale, 0.0
+        for operand in self._inputs(join):
+            if is_spread(self.ranges[operand.cell]):
+                already = 0.0 if operand.cell in self.floats else self.clusters[operand.cell].qparams.scale
+                worst = max(worst, sharing_loss_db(max(self.own(operand.cell), already), scale))
+        budget = join.rules.max_float_loss_db
+        if worst <= budget or join.output in self.floats:
             return
-        apart = {i.cell: found for i in inputs if (found := self._why_apart(i, join))}
-        for cell in own:
-            if cell not in apart and cell not in self.floats:
-                self._merge([join.output, cell])
-        group = (join.output, *(n for n in own if n not in apart))
-        outcome = JoinOutcome.REQUANTIZE if apart else JoinOutcome.SHARED
-        reason = "; ".join(f"{cell} keeps its own qparams: {why}" for cell, why in apart.items())
-        self._record(
-            join, outcome, [group, *((n,) for n in apart)], losses, reason or "one qparams serve all", finding=too_lossy
-        )
+        if join.may_float and JoinOutcome.FLOAT in join.rules.outcomes:
+            self.floats.add(join.output)
+            record.why_float = f"one qparams would cost an operand {worst:.1f} dB, budget {budget:g} dB"
+        else:
+            record.finding = True
 
-    def _why_apart(self, operand: JoinInput, join: Join) -> str | None:
-        """Return why an operand can't have the join's qparams, or None if it is to share them."""
-        output, mine = self.clusters[join.output], self.clusters[operand.cell]
-        if mine is output or operand.cell in self.floats:
-            return None
-        both = output.merged(mine)
+    def _decide_operands(self, join: Join) -> None:
+        """Decide which operands share the qparams of a join that is quantized."""
+        record = self.joins.get(id(join))
+        if record is None or join.output in self.floats:
+            return
+        needed = self.own(join.output)
+        for operand in self._inputs(join):
+            if operand.cell in self.floats or self.clusters[operand.cell] is self.clusters[join.output]:
+                continue
+            floor = self._floor(operand, needed)
+            both = united([self.clusters[join.output], self.clusters[operand.cell]])
+            why = self._why_apart(both, floor, join)
+            if both is None or why:
+                record.apart[operand.cell] = why
+                record.finding |= JoinOutcome.REQUANTIZE not in join.rules.outcomes
+                continue
+            both.floor = min(floor, self.clusters[join.output].floor)
+            if operand.exclusive:
+                self.floors[operand.cell] = max(self.floors[operand.cell], needed)
+            self.merge(both)
+
+    def _floor(self, operand: JoinInput, needed: float) -> float:
+        """Return the smallest scale that a cell alike with the operand would have without the join.
+
+        What the join alone reads has the join's scale at that edge in any case.
+        """
+        mine = self.clusters[operand.cell]
+        if not operand.exclusive:
+            return mine.floor
+        others = (self.floors[name] for name in mine.members if name != operand.cell)
+        return min(others, default=max(self.floors[operand.cell], needed))
+
+    def _why_apart(self, both: Cluster | None, floor: float, join: Join) -> str:
+        """Return why an operand can't have the join's qparams, or "" if it is to have them."""
         if both is None:
             return "no qparams serve both contracts"
         if JoinOutcome.REQUANTIZE not in join.rules.outcomes:
-            return None
-        scale, budget = both.qparams().scale, join.rules.max_sharing_loss_db
-        others = [n for n in mine.members if n != operand.cell or not operand.exclusive]
-        worst = max((self._losses(others + output.members, scale) or {"": 0.0}).values())
-        return f"sharing would cost {worst:.1f} dB, budget {budget:g} dB" if worst > budget else None
-
-    def _record(
-        self,
-        join: Join,
-        outcome: JoinOutcome,
-        groups: list[tuple[str, ...]],
-        losses: Mapping[str, float],
-        reason: str,
-        *,
-        finding: bool,
-    ) -> None:
-        names = [join.output, *(i.cell for i in join.inputs if i.cell in self.ranges)]
-        ranges = tuple((n, (self.ranges[n].min, self.ranges[n].max)) for n in names)
-        self.decisions.append(
-            Decision("join", join.where, outcome, tuple(groups), ranges, tuple(losses.items()), reason, (), finding)
-        )
-
-
-def _is_spread(range_: Range) -> bool:
-    """Tell whether the tensor holds anything but 0, which is exact at any scale."""
-    return range_.min != 0.0 or range_.max != 0.0
-
-
-def _reason(outcome: Outcome, groups: list[tuple[str, ...]], losses: Mapping[str, float]) -> str:
-    worst = max(losses.values(), default=0.0)
-    if outcome is Outcome.SHARED:
-        return f"one qparams cost no branch more than {worst:.2f} dB"
-    return f"{len(groups)} qparam group(s), no branch loses more than {worst:.2f} dB by sharing"
+            return ""
+        least, budget = min(floor, self.clusters[join.output].floor), join.rules.max_sharing_loss_db
+        loss = sharing_loss_db(least, both.qparams.scale) if math.isfinite(least) else 0.0
+        return "" if loss <= budget + TOLERANCE_DB else f"sharing would cost {loss:.1f} dB, budget {budget:g} dB"

@@ -195,11 +195,11 @@ def _entry_in(name: str, raw: object) -> Entry:
     ends = [raw["min"], raw["max"]]
     if any(isinstance(end, bool) or not isinstance(end, (int, float)) for end in ends):
         raise InputError(f"{where}: min and max must be numbers, got {ends}")
+    histogram = _histogram_in(where, raw["histogram"]) if "histogram" in raw else None
     try:
-        range_ = Range(float(ends[0]), float(ends[1]))
+        return Entry(Range(float(ends[0]), float(ends[1])), histogram)
     except (RangeError, OverflowError) as error:
         raise InputError(f"{where}: {error}") from None
-    return Entry(range_, _histogram_in(where, raw["histogram"]) if "histogram" in raw else None)
 
 
 def _histogram_in(where: str, raw: object) -> dict[int, int]:
@@ -213,7 +213,9 @@ def _histogram_in(where: str, raw: object) -> dict[int, int]:
             and len(set(bins)) == len(bins)
         ):
             return dict(zip(bins, counts, strict=True))
-    raise InputError(f'{where}: a histogram is {{"bins": [..], "counts": [..]}}, bins 0..{BINS - 1} once each, counts > 0')
+    raise InputError(
+        f'{where}: a histogram is {{"bins": [..], "counts": [..]}}, bins 0..{BINS - 1} once each, counts > 0'
+    )
 
 
 def _near(name: str, known: Iterable[str]) -> str:

@@ -1,0 +1,126 @@
+"""What was decided about a family or join, kept until all is decided and then told as a `Decision`."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from .rules import Decision, JoinOutcome, Outcome
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from .plan import Family, Hoist, Join
+    from .resolution import Resolver
+
+
+@dataclass
+class FamilyRecord:
+    """The outcome taken for a family, its cells (root first), and why better outcomes were not taken."""
+
+    family: Family
+    outcome: Outcome
+    cells: list[str]
+    rejected: list[tuple[str, str]]
+    over: str
+
+    def decision(self, resolver: Resolver) -> Decision:
+        """Return the record as it stands after all was decided."""
+        leaves = [name for name in dict.fromkeys(leaf.cell for leaf in self.family.leaves) if name in self.cells]
+        quantized = [name for name in leaves if name not in resolver.floats]
+        groups = _groups(resolver, quantized)
+        losses = {name: resolver.final_loss_db(name) for name in quantized}
+        worst = max(losses.values(), default=0.0)
+        if self.outcome is Outcome.SHARED and len(groups) == 1:
+            reason = f"one qparams cost no branch more than {worst:.2f} dB"
+        else:
+            reason = f"{len(groups)} qparam group(s), no branch loses more than {worst:.2f} dB by sharing"
+        if self.over:
+            reason += f"; the least lossy of what is legal: {self.over}"
+        where = self.family.where
+        return Decision(
+            "branches",
+            where,
+            self.outcome,
+            groups,
+            _ranges(resolver, self.cells),
+            tuple(losses.items()),
+            reason,
+            tuple(self.rejected),
+            bool(self.over) or where in resolver.lossy,
+            tuple(resolver.notes.get(where, ())),
+        )
+
+
+@dataclass
+class HoistRecord:
+    """What was done for the sake of a hoist above a tensor that is no family's root."""
+
+    hoist: Hoist
+
+    def decision(self, resolver: Resolver) -> Decision:
+        """Return the record as it stands after all was decided."""
+        where, cells = self.hoist.where, list(self.hoist.costs)
+        quantized = [name for name in cells if name not in resolver.floats]
+        losses = tuple((name, resolver.final_loss_db(name)) for name in quantized)
+        return Decision(
+            "branches",
+            where,
+            Outcome.INDEPENDENT,
+            _groups(resolver, quantized),
+            _ranges(resolver, cells),
+            losses,
+            "its quantized readers differ",
+            (),
+            where in resolver.lossy,
+            tuple(resolver.notes[where]),
+        )
+
+
+@dataclass
+class JoinRecord:
+    """What was decided about a join: why it is float, or which operands keep their own qparams and why."""
+
+    join: Join
+    finding: bool = False
+    why_float: str = ""
+    apart: dict[str, str] = field(default_factory=dict)
+
+    def decision(self, resolver: Resolver) -> Decision:
+        """Return the record as it stands after all was decided."""
+        output = self.join.output
+        operands = list(dict.fromkeys(i.cell for i in self.join.inputs if i.cell in resolver.clusters))
+        quantized = [name for name in operands if name not in resolver.floats]
+        if output in resolver.floats:
+            outcome, reason = JoinOutcome.FLOAT, self.why_float or "its output stays float for the sake of its branches"
+            groups: tuple[tuple[str, ...], ...] = _groups(resolver, quantized)
+            losses = dict.fromkeys(operands, 0.0)
+        else:
+            outcome = JoinOutcome.REQUANTIZE if self.apart else JoinOutcome.SHARED
+            why = [f"{cell} keeps its own qparams: {why}" for cell, why in self.apart.items()]
+            reason = "; ".join(why) or "one qparams serve all"
+            groups = _groups(resolver, [output, *quantized])
+            scale = resolver.clusters[output].qparams.scale
+            losses = {name: resolver.loss_db(name, scale) for name in operands}
+        return Decision(
+            "join",
+            self.join.where,
+            outcome,
+            groups,
+            _ranges(resolver, [output, *operands]),
+            tuple(losses.items()),
+            reason,
+            (),
+            self.finding,
+        )
+
+
+def _groups(resolver: Resolver, names: Iterable[str]) -> tuple[tuple[str, ...], ...]:
+    found: dict[int, list[str]] = {}
+    for name in names:
+        found.setdefault(id(resolver.clusters[name]), []).append(name)
+    return tuple(tuple(group) for group in found.values())
+
+
+def _ranges(resolver: Resolver, names: Iterable[str]) -> tuple[tuple[str, tuple[float, float]], ...]:
+    return tuple((name, (resolver.ranges[name].min, resolver.ranges[name].max)) for name in names)
