@@ -244,7 +244,7 @@ class _Specs:
         flat = bias.channels is None
 
         def build(**kwargs: object) -> nn.Module:
-            return PlannedPerChannelBias.planned(component, cell, bias, **kwargs)
+            return self._shown_constant(PlannedPerChannelBias.planned(component, cell, bias, **kwargs), cell)
 
         return QuantizationSpec(
             dtype=scheme.dtype,
