@@ -108,7 +108,11 @@ class Memory:
 
 
 def written_memory(model: GraphModule) -> dict[Node, list[Node]]:
-    """Return, for each memory of float values that is written in place, its first writer and all that shares it."""
+    """Return, for each memory of float values that is written in place, its first writer and all that must stay float.
+
+    That is whatever shares the memory and, where it is a buffer's, the readers of what is computed from buffers alone:
+    `convert_pt2e` would quantize that once and for all.
+    """
     writes = [n for n in model.graph.nodes if any(is_float_tensor(target) for target in _written(n))]
     if not writes:
         return {}
@@ -117,8 +121,13 @@ def written_memory(model: GraphModule) -> dict[Node, list[Node]]:
     seen: set[Node] = set()
     for write in writes:
         if write not in seen:
-            found[write] = list({write: None} | dict.fromkeys(memory.others(_written(write)[0])))
-            seen.update(found[write])
+            shared = dict.fromkeys([write, *memory.others(_written(write)[0])])
+            constant: set[Node] = set()
+            for node in sorted(shared):
+                if node.op == "get_attr" or (node.op == "call_function" and constant.issuperset(node.all_input_nodes)):
+                    constant.add(node)
+            seen.update(shared)
+            found[write] = list(shared | dict.fromkeys(reader for node in constant for reader in node.users))
     return found
 
 
@@ -182,5 +191,6 @@ def _functional(node: Node) -> torch._ops.OpOverload | None:
 
 def _keeps_dtype(node: Node) -> bool:
     """Tell whether no operand would promote the functional op's result to another dtype than the base's."""
-    dtypes = {getattr(value_of(each), "dtype", None) for each in node.all_input_nodes if is_float_tensor(each)}
+    values = [value_of(each) for each in node.all_input_nodes]
+    dtypes = {each.dtype for each in values if isinstance(each, torch.Tensor) and each.dtype.is_floating_point}
     return len(dtypes) <= 1 or op_name(node) == "copy"
