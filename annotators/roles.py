@@ -111,7 +111,7 @@ def _take_block(
     weighted = head_rule(head, config) is not None
     if not weighted and not _is_residual_head(head, config):
         return False
-    block = find_block(head, config, lambda node: node not in roles.of and config_of(node) is config)
+    block = find_block(head, config, lambda node: node not in roles.of and config_of(node) == config)
     if not weighted and len(block.members) == 1:
         return False
     for member in block.members:

@@ -18,7 +18,9 @@ import re
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from .graph import EXPORTED_AS, canonical_name, module_stack
+import torch
+
+from .graph import EXPORTED_AS, canonical_name, clean_path, module_stack
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -50,17 +52,29 @@ _RANK = {"filter": 4, "module name": 3, "module type": 2, "operator type": 1}
 
 
 def name_rule(name: str | re.Pattern[str], config: BackendConfig | None) -> Rule:
-    """Return a rule for the modules of a path and all below them; a pattern must match the whole path."""
+    """Return a rule for the modules of a path and all below them; a pattern must match the whole path.
+
+    A container that is never called itself (`nn.ModuleList`) has a path too.
+    """
+    wanted = clean_path(name) if isinstance(name, str) else name
 
     def depth(node: Node) -> int | None:
-        paths = [path for path, _ in module_stack(node)]
-        if isinstance(name, re.Pattern):
-            hits = [len(path) for path in paths if name.fullmatch(path)]
-        else:
-            hits = [len(path) for path in paths if path == name]
-        return max(hits, default=None)
+        paths = {path for called, _ in module_stack(node) for path in _prefixes(called)}
+        if isinstance(wanted, str):
+            return len(wanted) if wanted in paths else None
+        return max((len(path) for path in paths if wanted.fullmatch(path)), default=None)
 
     return Rule("module name", name if isinstance(name, str) else name.pattern, config, depth)
+
+
+def _prefixes(path: str) -> list[str]:
+    """Return a module path and those of the modules around it.
+
+    >>> _prefixes("layers.0.conv")
+    ['', 'layers', 'layers.0', 'layers.0.conv']
+    """
+    parts = path.split(".") if path else []
+    return [".".join(parts[:count]) for count in range(len(parts) + 1)]
 
 
 def type_rule(module_type: type, config: BackendConfig | None) -> Rule:
@@ -75,12 +89,13 @@ def type_rule(module_type: type, config: BackendConfig | None) -> Rule:
 
 
 def operator_rule(operator: object, config: BackendConfig | None) -> Rule:
-    """Return a rule for an operator: an aten overload, an overload packet, or its canonical name.
+    """Return a rule for an operator: an aten overload, an overload packet, a function of torch, or its canonical name.
 
     It is looked for in the graph as it is, and as it was exported (in-place ops and clamps are spelled anew).
     """
-    text = str(operator)
-    name = text.removeprefix("aten.").split(".")[0].removesuffix("_copy").rstrip("_")
+    is_aten = isinstance(operator, (str, torch._ops.OpOverload, torch._ops.OpOverloadPacket))
+    text = str(operator) if is_aten else getattr(operator, "__name__", str(operator))
+    name = text.replace("::", ".").removeprefix("aten.").split(".")[0].removesuffix("_copy").rstrip("_")
     exact = not isinstance(operator, str) and hasattr(operator, "_schema")
 
     def depth(node: Node) -> int | None:
@@ -143,11 +158,12 @@ class Scope:
             if node.op == "call_function":
                 known["operator type"] |= {text(each) for each in _targets(node) for text in (str, canonical_name)}
                 for path, kind in module_stack(node):
-                    known["module name"].add(path)
+                    known["module name"] |= {each for each in _prefixes(path) if each}
                     known["module type"].add(kind)
         messages = []
+        nodes = [node for node in model.graph.nodes if node.op == "call_function"]
         for index, rule in enumerate(self.rules):
-            if index in self.matched:
+            if index in self.matched or any(rule.depth(node) is not None for node in nodes):  # ours, or another's
                 continue
             near = difflib.get_close_matches(rule.subject, sorted(known.get(rule.kind, ())), n=3, cutoff=0.3)
             hint = f"; nearest: {', '.join(near)}" if near else ""

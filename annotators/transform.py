@@ -124,7 +124,7 @@ def _spell_clamp(node: Node, config_of: Callable[[Node], BackendConfig | None]) 
         return False
     swallowed: list[Node] = []
     while isinstance(source, torch.fx.Node) and len(source.users) == 1 and (first := clamp_bounds(source)) is not None:
-        if is_in_place(source) or not _same_dtype(source, node) or config_of(source) is not config_of(node):
+        if is_in_place(source) or not _same_dtype(source, node) or config_of(source) != config_of(node):
             break
         bounds = first.then(bounds)
         swallowed.append(source)
