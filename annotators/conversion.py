@@ -16,6 +16,8 @@ from torchao.quantization.pt2e.utils import create_getattr_from_value
 
 from ..observers.observer import PerChannelBiasObserver, PerChannelRangeObserver, RangeObserver
 from ..observers.qparams import QParams
+from .folding import fold_batch_norms
+from .nested import convert_branches
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -51,8 +53,8 @@ def _pair(node: Node, value: Node, qparams: QParams) -> Node:
     graph = node.graph
     with graph.inserting_before(node):
         quantized = graph.call_function(_LIB.quantize_per_tensor.default, (value, *args))
-        dequantized = graph.call_function(_LIB.dequantize_per_tensor.default, (quantized, *args), _out_dtype(node))
-    _copy_origin(node, quantized, dequantized)
+        dequantized = graph.call_function(_LIB.dequantize_per_tensor.default, (quantized, *args), _out_dtype(value))
+    _describe(node, value, quantized, dequantized, scheme.dtype)
     return dequantized
 
 
@@ -63,32 +65,54 @@ def replace_with_channel_pair(
     qparams: tuple[Tensor, Tensor],
 ) -> None:
     """Replace the observer node of a weight by a per-channel quantize/dequantize pair."""
-    graph = node.graph
-    with graph.inserting_before(node):
+    dequantized = _channel_pair(model, cast("Node", node.args[0]), node, observer, qparams)
+    node.replace_all_uses_with(dequantized)
+    node.graph.erase_node(node)
+    if isinstance(observer, PerChannelRangeObserver):
+        fold_batch_norms(
+            model,
+            dequantized,
+            observer,
+            lambda weight, place, scale, zero: _channel_pair(model, weight, place, observer, (scale, zero)),
+        )
+
+
+def _channel_pair(
+    model: GraphModule,
+    value: Node,
+    place: Node,
+    observer: PerChannelRangeObserver | PerChannelBiasObserver,
+    qparams: tuple[Tensor, Tensor],
+) -> Node:
+    """Write a per-channel pair for a value before a place, and return what it dequantizes to."""
+    graph = place.graph
+    with graph.inserting_before(place):
         names = [
-            create_getattr_from_value(model, graph, f"_{suffix}", tensor)
+            create_getattr_from_value(model, graph, f"_{suffix}", tensor, tensor.device)
             for suffix, tensor in zip(("scale", "zero_point"), qparams, strict=True)
         ]
         args = (*names, observer.ch_axis, observer.quant_min, observer.quant_max, observer.dtype)
-        quantized = graph.call_function(_LIB.quantize_per_channel.default, (node.args[0], *args))
-        dequantized = graph.call_function(_LIB.dequantize_per_channel.default, (quantized, *args), _out_dtype(node))
-    _copy_origin(node, quantized, dequantized)
-    node.replace_all_uses_with(dequantized)
-    graph.erase_node(node)
+        quantized = graph.call_function(_LIB.quantize_per_channel.default, (value, *args))
+        dequantized = graph.call_function(_LIB.dequantize_per_channel.default, (quantized, *args), _out_dtype(value))
+    _describe(place, value, quantized, dequantized, observer.dtype)
+    return dequantized
 
 
-def _out_dtype(node: Node) -> dict[str, Argument]:
+def _out_dtype(value: Node) -> dict[str, Argument]:
     """Return what keeps a half-precision model's dtype at the border (the ops' default is float32)."""
-    value = cast("Node", node.args[0]).meta.get("val")
-    dtype = getattr(value, "dtype", torch.float32)
+    dtype = getattr(value.meta.get("val"), "dtype", torch.float32)
     return {} if dtype == torch.float32 else {"out_dtype": dtype}
 
 
-def _copy_origin(node: Node, *made: Node) -> None:
-    for each in made:
+def _describe(place: Node, value: Node, quantized: Node, dequantized: Node, dtype: torch.dtype) -> None:
+    """Record where a pair comes from and what it yields, as export does for its nodes."""
+    fake = value.meta.get("val")
+    for node, result in ((quantized, dtype), (dequantized, None)):
         for key in ("from_node", "nn_module_stack", "stack_trace"):
-            if key in node.meta:
-                each.meta[key] = node.meta[key]
+            if key in place.meta:
+                node.meta[key] = place.meta[key]
+        if isinstance(fake, torch.Tensor):
+            node.meta["val"] = fake.to(result) if result is not None else fake
 
 
 class PlannedObserver(RangeObserver):
@@ -101,8 +125,9 @@ class PlannedObserver(RangeObserver):
         """Make the observer of a cell; `kwargs` are the spec's fields."""
         return cls(component=component, cell=cell, estimator=estimator, preset=preset, **kwargs)  # type: ignore[arg-type]
 
-    def convert(self, model: GraphModule, observer_node: Node) -> None:  # noqa: ARG002  (torchao's signature)
+    def convert(self, model: GraphModule, observer_node: Node) -> None:
         """Replace the observer node in the graph (called by `convert_pt2e`)."""
+        convert_branches(model)
         replace_with_pairs(observer_node, self.assignment())
 
 
@@ -193,6 +218,8 @@ class PlannedFakeQuantize(FakeQuantize):
 class PlannedPerChannelFakeQuantize(FakeQuantize):
     """torchao's `FakeQuantize` around a `PerChannelRangeObserver`, for the weights in training."""
 
+    activation_post_process: PerChannelRangeObserver
+
     @classmethod
     def planned(
         cls,
@@ -209,3 +236,11 @@ class PlannedPerChannelFakeQuantize(FakeQuantize):
             return PerChannelRangeObserver(component=component, cell=cell, channels=channels, once=False, **fields)  # type: ignore[arg-type]
 
         return cls(observer=observer, **kwargs)
+
+    def convert(self, model: GraphModule, observer_node: Node) -> None:
+        """Replace the fake-quantize node in the graph (called by `convert_pt2e`)."""
+        observer = self.activation_post_process
+        if observer.assignment().qparams is None:
+            replace_with_pairs(observer_node, observer.assignment())
+        else:
+            replace_with_channel_pair(model, observer_node, observer, observer.calculate_qparams())

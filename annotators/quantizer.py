@@ -18,8 +18,10 @@ from .elementwise import annotate_block_output, annotate_own_output
 from .graph import where
 from .hoists import relate_hoists
 from .joins import annotate_join, read_join, relate_joins
+from .masks import masked_values
 from .memory import written_memory
 from .neighbours import annotation_of, reconcile
+from .nested import inner_ops, prepare_branches
 from .roles import Role, Roles, activations, assign_roles
 from .scope import Rule, Scope, filter_rule, name_rule, operator_rule, type_rule
 from .settle import settle
@@ -58,12 +60,14 @@ class Record:
         blocks: the fused blocks, by the name of their output node.
         components: what decides; each holds its decisions once ranges are known.
         settled: decisions that were made at annotation time (ranges first).
+        branches: names of the nested graphs (of torch.cond) that were prepared too.
         messages: what the user should know (rules without effect, nothing annotated).
     """
 
     blocks: dict[str, Block] = field(default_factory=dict)
     components: list[Component] = field(default_factory=list)
     settled: tuple[Decision, ...] = ()
+    branches: list[str] = field(default_factory=list)
     messages: list[str] = field(default_factory=list)
 
     @property
@@ -92,6 +96,7 @@ class BackendQuantizer(Quantizer):
         self.record = Record()
         self._rules: list[Rule] = []
         self._gone: set[str] = set()
+        self._nested = False
 
     def set_global(self, config: BackendConfig | None) -> BackendQuantizer:
         """Set the config of whatever no other rule names; None leaves it float."""
@@ -140,13 +145,14 @@ class BackendQuantizer(Quantizer):
     def annotate(self, model: GraphModule) -> GraphModule:
         """Annotate every node that a config covers and no other quantizer has annotated."""
         scope = Scope(self.config, self._rules)
-        before = {node for node in model.graph.nodes if annotation_of(node)}
-
         writes = written_memory(model)
         in_place = {node for shared in writes.values() for node in shared}
+        masks = masked_values(model)
+        float_anyway = {node for node in model.graph.nodes if annotation_of(node)} | in_place
+        float_anyway |= masks | {reader for mask in masks for reader in mask.users}
 
         def config_of(node: Node) -> BackendConfig | None:
-            return None if node in before or node in in_place else scope.config_of(node)
+            return None if node in float_anyway else scope.config_of(node)
 
         draft = Draft(model, config_of)
         roles = assign_roles(model, config_of)
@@ -155,6 +161,20 @@ class BackendQuantizer(Quantizer):
         relate_joins(draft, trees, roles)
         relate_hoists(draft, trees, roles)
         self.record = Record({n.name: b for n, b in roles.blocks.items()})
+        self._write(draft, roles)
+        mark_inside([n for n in roles.of if roles.role(n) is not Role.TUPLE])
+        mark_inside([n for n in in_place if n.op == "call_function"])
+        self._annotate_rest(model, scope)
+        if draft.places:
+            self.record.branches = prepare_branches(model, self._again)
+        computed = [write for write, shared in writes.items() if all(each.op == "call_function" for each in shared)]
+        self._note([f"{where(write)} {_IN_PLACE}" for write in computed])
+        self._note(scope.unmatched(model) if not self._nested else [])
+        if not any(annotation_of(node) for node in model.graph.nodes):
+            self._note([f"no operator was annotated: nothing will be quantized{inner_ops(model)}"])
+        return model
+
+    def _write(self, draft: Draft, roles: Roles) -> None:
         if self.ranges is None:
             written = write(draft, draft.plan())
         else:
@@ -162,20 +182,21 @@ class BackendQuantizer(Quantizer):
             self.record.settled = settled.resolution.decisions
             written = write(draft, settled.plan, settled.presets)
         self.record.components = written.components
-        mark_inside([n for n in roles.of if roles.role(n) is not Role.TUPLE])
-        mark_inside([n for n in in_place if n.op == "call_function"])
+
+    def _annotate_rest(self, model: GraphModule, scope: Scope) -> None:
+        """Let the configs' `rest` annotate what is left, and tie it to ours."""
         for rest in self._rests():
             ours = {node: annotation for node in model.graph.nodes if (annotation := annotation_of(node))}
             rest.annotate(model)
             for node, annotation in ours.items():
                 node.meta[Q_ANNOTATION_KEY] = annotation  # whatever the other quantizer thought of it
             reconcile(model, set(ours), lambda node: fresh_spec(node, self._near(node, scope)))
-        self._note(scope.unmatched(model))
-        computed = [write for write, shared in writes.items() if all(each.op == "call_function" for each in shared)]
-        self._note([f"{where(write)} {_IN_PLACE}" for write in computed])
-        if not any(annotation_of(node) for node in model.graph.nodes):
-            self._note(["no operator was annotated: nothing will be quantized"])
-        return model
+
+    def _again(self) -> BackendQuantizer:
+        """Return a quantizer with the same rules for a graph within the graph."""
+        twin = BackendQuantizer(self.config)
+        twin._rules, twin._nested = self._rules, True
+        return twin
 
     def _near(self, node: Node, scope: Scope) -> BackendConfig:
         """Return the config of a node that `rest` annotated: its own, or else the nearest there is."""

@@ -16,10 +16,12 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import torch
+from torchao.quantization.pt2e.utils import _fuse_conv_bn_
 
 from .blocks import clamp_bounds
 from .graph import EXPORTED_AS, is_float_tensor, is_in_place, op_name, value_of
 from .memory import Memory
+from .nested import inline_no_grad
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -36,7 +38,9 @@ LARGEST_CONSTANT = 1e30  # beyond it (masks of the smallest float) a constant is
 
 def transform(model: GraphModule, config_of: Callable[[Node], BackendConfig | None]) -> GraphModule:
     """Rewrite the graph in place and return it."""
-    changed = False
+    changed = inline_no_grad(model)
+    if changed:
+        _fuse_conv_bn_(model)  # as prepare_pt2e did before, when it could not see inside
     memory = Memory(model) if any(is_in_place(node) for node in model.graph.nodes) else None
     for node in list(model.graph.nodes):
         if node.op != "call_function" or not op_name(node) or op_name(node) == "getitem":

@@ -97,6 +97,9 @@ class Scheme:
         return replace(self, quant_min=self.symmetric_zero_point)
 
 
+LARGEST_VALUE: Final = 1e30
+"""Beyond it a value is no measurement (masks use the smallest float) and gets no qparams."""
+
 INT8_AFFINE: Final = Scheme()
 INT8_SYMMETRIC: Final = Scheme(quant_min=-127, symmetric=True)
 INT32: Final = Scheme(dtype=torch.int32, quant_min=-(2**31), quant_max=2**31 - 2, symmetric=True)

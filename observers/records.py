@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from .rules import Decision, JoinOutcome, Outcome
+from .rules import Decision, JoinOutcome, Outcome, TensorOutcome
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -50,6 +50,21 @@ class FamilyRecord:
             bool(self.over) or where in resolver.lossy,
             tuple(resolver.notes.get(where, ())),
         )
+
+
+@dataclass
+class TensorRecord:
+    """A tensor that stays float by itself, because no qparams describe its range."""
+
+    cell: str
+    why: str
+
+    def decision(self, resolver: Resolver) -> Decision:
+        """Return the record as a decision."""
+        seen = resolver.ranges[self.cell]
+        ranges = ((self.cell, (seen.min, seen.max)),)
+        where = resolver.plan.cells[self.cell].where
+        return Decision("tensor", where, TensorOutcome.FLOAT, (), ranges, (), self.why, finding=True)
 
 
 @dataclass

@@ -18,8 +18,8 @@ from .clusters import TOLERANCE_DB, Cluster, is_spread, own_scale, united, wide_
 from .grouping import partition
 from .hoisting import settle_hoists
 from .ordering import steps
-from .qparams import sharing_loss_db
-from .records import FamilyRecord, HoistRecord, JoinRecord
+from .qparams import LARGEST_VALUE, sharing_loss_db
+from .records import FamilyRecord, HoistRecord, JoinRecord, TensorRecord
 from .rules import Decision, JoinOutcome, Outcome
 
 if TYPE_CHECKING:
@@ -93,11 +93,12 @@ class Resolver:
     joins: dict[int, JoinRecord] = field(default_factory=dict)
     notes: dict[str, list[str]] = field(default_factory=dict)
     lossy: set[str] = field(default_factory=set)
+    tensors: list[TensorRecord] = field(default_factory=list)
 
     def run(self) -> Resolution:
         """Decide everything, in order."""
         for name, cell in self.plan.cells.items():
-            if name in self.ranges:
+            if name in self.ranges and not self._is_too_wide(name):
                 self.clusters[name] = Cluster.of(cell, self.ranges[name])
                 self.floors[name] = self.clusters[name].floor
         for step in steps(self.plan):
@@ -110,11 +111,23 @@ class Resolver:
         settle_hoists(self)
         told = {record.family.where for record in self.families.values()}
         records = [
+            *self.tensors,
             *(self.families.get(id(family)) for family in self.plan.families),
             *(HoistRecord(hoist) for hoist in self.plan.hoists if hoist.where in self.notes.keys() - told),
             *(self.joins.get(id(join)) for join in self.plan.joins),
         ]
         return Resolution(self._assign(), tuple(record.decision(self) for record in records if record))
+
+    def _is_too_wide(self, name: str) -> bool:
+        """Leave a tensor float whose values are no measurements: masks of the smallest float, and what they touch."""
+        seen = self.ranges[name]
+        widest = max(-seen.min, seen.max)
+        if widest <= LARGEST_VALUE or self.plan.cells[name].fixed:
+            return False
+        why = f"values up to {widest:.3g} are a mask, not a measurement: one step would be larger than all others"
+        self.tensors.append(TensorRecord(name, why))
+        self.floats.add(name)
+        return True
 
     def _assign(self) -> dict[str, Assignment]:
         silent = self.plan.cells.keys() - self.clusters.keys()
@@ -123,7 +136,7 @@ class Resolver:
         names: dict[int, str] = {}
         for name in sorted(quantized):
             names.setdefault(id(self.clusters[name]), name)
-        result = {name: Assignment(name, None) for name in self.clusters}
+        result = {name: Assignment(name, None) for name in [*self.clusters, *self.floats]}
         for name in quantized:
             cluster, root = self.clusters[name], self.through.get(name)
             wide = self.clusters[root].qparams if root else None

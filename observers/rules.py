@@ -46,6 +46,13 @@ class JoinOutcome(Enum):
     """The join itself runs in float (legal where no quantized op reads its output directly)."""
 
 
+class TensorOutcome(Enum):
+    """What can become of a tensor by itself."""
+
+    FLOAT = "float"
+    """No qparams describe it: it stays float."""
+
+
 class Conflict(Enum):
     """What to do with differing branches under `HoistRule.ALWAYS`, which must never reach the pass."""
 
@@ -127,9 +134,9 @@ class Decision:
     """What was decided for one branch family or join, and why; report, checks and tests read this record.
 
     Args:
-        kind: "branches" or "join".
-        where: node name of the root or of the join, with its module path.
-        outcome: the name of the `Outcome` or `JoinOutcome` taken.
+        kind: "branches", "join" or "tensor".
+        where: node name of the root, the join or the tensor, with its module path.
+        outcome: what was taken.
         groups: the qparam groups, each the ids of its members.
         ranges: (member id, range) as observed.
         losses_db: (member id, predicted sharing loss in dB) under the outcome taken.
@@ -140,7 +147,7 @@ class Decision:
 
     kind: str
     where: str
-    outcome: Outcome | JoinOutcome
+    outcome: Outcome | JoinOutcome | TensorOutcome
     groups: tuple[tuple[str, ...], ...]
     ranges: tuple[tuple[str, tuple[float, float]], ...]
     losses_db: tuple[tuple[str, float], ...]

@@ -1,0 +1,62 @@
+"""Masks: values that mean "not here", and that no qparams describe beside real ones.
+
+    scores = q @ k                      quantized
+    scores.masked_fill(pad, -inf)       carries a mask: float
+    softmax(...)                        reads a mask: float at its input; what it gives is quantized again
+
+An attention mask adds or writes minus infinity, the smallest float, or a number such as -1e4 or -1e9. One step of
+an integer that covers it is larger than every real score; so what carries a mask stays float, up to the op that
+turns it into weights.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+import torch
+from torch.fx import Node
+
+from ..configs.ops import CLAMPS, JOINS, MOVEMENT, NO_OPS, SELECTS
+from ..observers.qparams import LARGEST_VALUE
+from .graph import constant_value, op_name
+
+if TYPE_CHECKING:
+    from torch.fx.graph_module import GraphModule
+
+MASKED_OUT: Final = -1e4
+"""Scalars from here down are masks; no activation is meant to be scaled by, or filled with, such a number."""
+
+_CARRIERS: Final = MOVEMENT | NO_OPS | SELECTS | JOINS | {"add", "sub", "where", "masked_fill", "minimum", "getitem"}
+_MAKERS: Final = {"mul", "add", "sub", "rsub", "masked_fill", "where", "full", "full_like", "new_full", "scalar_tensor"}
+
+
+def masked_values(model: GraphModule) -> set[Node]:
+    """Return the nodes whose values carry a mask, going through the graph once."""
+    found: set[Node] = set()
+    for node in model.graph.nodes:
+        if node.op == "get_attr":
+            tensor = constant_value(model, node)
+            if tensor is not None and _is_mask(tensor):
+                found.add(node)
+        elif node.op == "call_function":
+            name = op_name(node)
+            carries = name in _CARRIERS and any(value in found for value in node.all_input_nodes)
+            if carries or (name in _MAKERS - CLAMPS and any(_masks(value) for value in _scalars(node))):
+                found.add(node)
+    return found
+
+
+def _scalars(node: Node) -> list[float]:
+    values = [*node.args, *node.kwargs.values()]
+    return [float(v) for v in values if isinstance(v, (int, float)) and not isinstance(v, bool)]
+
+
+def _masks(value: float) -> bool:
+    return value <= MASKED_OUT or abs(value) > LARGEST_VALUE
+
+
+def _is_mask(tensor: torch.Tensor) -> bool:
+    """Tell whether a constant holds 0 where something is, and a mask where nothing is."""
+    if not tensor.is_floating_point() or tensor.numel() == 0 or float(tensor.min()) > MASKED_OUT:
+        return False
+    return bool(((tensor <= MASKED_OUT) | (tensor == 0.0)).all())

@@ -1,0 +1,132 @@
+"""Graphs within the graph: regions under `no_grad`, and the branches of `torch.cond`.
+
+A forward under `no_grad` is exported as one call of a nested graph, in which a quantizer sees nothing; quantization
+does not train, so the nested graph is written out in its place. The branches of a cond can't be: each is prepared by
+itself (its weights, which export passes in as operands, are read from the branch's own attributes instead), and
+converted when the outer graph is, by the first of our observers that torchao converts.
+
+torchao enters the bodies of scan and while_loop itself.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+import torch
+from torch.fx import GraphModule, Node
+from torchao.quantization.pt2e.quantize_pt2e import convert_pt2e, prepare_pt2e
+
+from .graph import constant_value
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from torch.fx.node import Argument
+    from torchao.quantization.pt2e.quantizer import Quantizer
+
+_NO_GRAD: Final = torch._higher_order_ops.wrap.wrap_with_set_grad_enabled
+_COND: Final = torch.ops.higher_order.cond
+_PREPARED: Final = "quantmark_prepared_branch"
+
+
+def inline_no_grad(model: GraphModule) -> bool:
+    """Write the regions under `no_grad` out in place; return whether there were any."""
+    found = [n for n in model.graph.nodes if n.op == "call_function" and n.target is _NO_GRAD]
+    for call in found:
+        body = _submodule(model, call.args[1])
+        if body is not None:
+            _inline(model, call, body)
+    return bool(found)
+
+
+def _inline(model: GraphModule, call: Node, body: GraphModule) -> None:
+    inline_no_grad(body)
+    operands = iter(call.args[2:])
+    twins: dict[Node, Argument] = {}
+    result: Argument = None
+    with model.graph.inserting_before(call):
+        for node in body.graph.nodes:
+            if node.op == "placeholder":
+                twins[node] = next(operands)
+            elif node.op == "output":
+                result = torch.fx.map_arg(node.args[0], lambda n: twins[n])
+            else:
+                if node.op in {"get_attr", "call_module"}:
+                    _bring(model, body, str(node.target))
+                twins[node] = model.graph.node_copy(node, lambda n: twins[n])
+    for item in list(call.users):
+        if isinstance(result, (tuple, list)) and len(item.args) > 1:
+            item.replace_all_uses_with(result[item.args[1]])  # type: ignore[index]
+            model.graph.erase_node(item)
+    handle = call.args[1]
+    model.graph.erase_node(call)
+    if isinstance(handle, Node) and not handle.users:
+        model.graph.erase_node(handle)
+
+
+def _bring(model: GraphModule, body: GraphModule, name: str) -> None:
+    """Give the outer module an attribute that a nested graph reads."""
+    if not hasattr(model, name.split(".", maxsplit=1)[0]):
+        setattr(model, name.split(".", maxsplit=1)[0], getattr(body, name.split(".", maxsplit=1)[0]))
+
+
+def prepare_branches(model: GraphModule, make: Callable[[], Quantizer]) -> list[str]:
+    """Prepare the branches of every cond, each with a quantizer of its own; return their names."""
+    names = []
+    for call in [n for n in model.graph.nodes if n.op == "call_function" and n.target is _COND]:
+        operands = call.args[3]
+        for handle in call.args[1:3]:
+            branch = _submodule(model, handle)
+            if branch is None or branch.meta.get(_PREPARED) or not isinstance(operands, (tuple, list)):
+                continue
+            _close(model, branch, list(operands))
+            prepared = prepare_pt2e(branch, make())
+            prepared.meta[_PREPARED] = True
+            setattr(model, handle.target, prepared)
+            names.append(str(handle.target))
+    return names
+
+
+def _close(model: GraphModule, branch: GraphModule, operands: list[object]) -> None:
+    """Let a branch read the constants among its operands from attributes of its own."""
+    places = [node for node in branch.graph.nodes if node.op == "placeholder"]
+    for place, operand in zip(places, operands, strict=True):
+        value = constant_value(model, operand) if isinstance(operand, Node) else None
+        if value is None or not place.users:
+            continue
+        name = f"_constant_{place.name}"
+        branch.register_buffer(name, value.detach())
+        with branch.graph.inserting_before(next(iter(place.users))):
+            twin = branch.graph.get_attr(name)
+        twin.meta.update(place.meta)
+        first = min(place.users, key=list(branch.graph.nodes).index)
+        first.prepend(twin)
+        place.replace_all_uses_with(twin)
+    branch.recompile()
+
+
+def convert_branches(model: torch.nn.Module) -> None:
+    """Convert the branches that `prepare_branches` prepared (a second call finds none)."""
+    for name, branch in list(model.named_children()):
+        if isinstance(branch, GraphModule) and branch.meta.pop(_PREPARED, False):
+            converted = convert_pt2e(branch)
+            converted.meta.pop(_PREPARED, None)
+            setattr(model, name, converted)
+
+
+def inner_ops(model: GraphModule) -> str:
+    """Say how many ops lie in nested graphs, where nothing was annotated; "" if none do."""
+    inner = {
+        name: sum(n.op == "call_function" for n in sub.graph.nodes)
+        for name, sub in model.named_modules()
+        if name and isinstance(sub, GraphModule)
+    }
+    count = sum(inner.values())
+    return f" ({count} ops lie in nested graphs: {', '.join(inner)})" if count else ""
+
+
+def _submodule(model: GraphModule, handle: object) -> GraphModule | None:
+    if not isinstance(handle, Node) or handle.op != "get_attr":
+        return None
+    found = getattr(model, str(handle.target), None)
+    return found if isinstance(found, GraphModule) else None
