@@ -24,6 +24,7 @@ from ..configs.ops import BATCH_NORMS, HEADS, HeadRule
 from ..observers.qparams import INT32
 from ..observers.ranges import UNBOUNDED, Bounds
 from .draft import Bias, Draft, Weight
+from .folding import is_folded
 from .graph import argument, is_constant, is_float_tensor, number, numel, op_name, rank, users, value_of
 
 if TYPE_CHECKING:
@@ -148,7 +149,7 @@ def find_block(head: Node, config: BackendConfig, accepts: Callable[[Node], bool
     node = head
     while (follower := _only_reader(node)) is not None and accepts(follower):
         name = op_name(follower)
-        if node is head and name in BATCH_NORMS and op_name(head) in HEADS:
+        if node is head and name in BATCH_NORMS and _is_folded(head, follower, config):
             members.append(follower)
         elif name in config.blocks.through and is_float_tensor(follower) and not _drops(follower):
             pending.append(follower)
@@ -163,6 +164,11 @@ def find_block(head: Node, config: BackendConfig, accepts: Callable[[Node], bool
             break
         node = follower
     return Block(head, tuple(members), bounds, output_scheme(bounds, scheme), unfused)
+
+
+def _is_folded(head: Node, norm: Node, config: BackendConfig) -> bool:
+    rule = head_rule(head, config)
+    return rule is not None and is_folded(head, norm, rule, config, per_channel=is_per_channel(head, rule, config))
 
 
 def _only_reader(node: Node) -> Node | None:

@@ -1,0 +1,133 @@
+"""Batch norms inside blocks: who folds them into the weight, and the fold that torchao leaves to us.
+
+torchao folds a batch norm into conv1d, conv2d, conv_transpose1d and conv_transpose2d: before annotation, or (after
+quantization-aware training) at conversion. Behind conv3d, conv_transpose3d, string paddings or a linear in training it
+leaves the batch norm between the members of the block, where no backend can run it quantized. With one scale per
+output channel that fold is exact at conversion: in evaluation the batch norm is, per channel,
+
+    k * (W x + b - mean) + beta,  k = gamma / sqrt(var + eps)    =    (k W) x + (k * (b - mean) + beta)
+
+and k * W has the codes of W (negated where k < 0) with |k| times its scale, so that training saw the same rounding.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
+
+import torch
+from torch.fx import Node
+from torchao.quantization.pt2e.utils import create_getattr_from_value
+
+from ..configs.base import BiasKind
+from ..configs.ops import HEADS
+from ..observers.errors import AnnotationError
+from ..observers.qparams import choose_channel_qparams
+from .graph import argument, constant_tensor, is_constant, op_name, rank, users, value_of, where
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from torch import Tensor
+    from torch.fx import GraphModule
+
+    from ..configs.base import BackendConfig
+    from ..configs.ops import HeadRule
+    from ..observers.observer import PerChannelRangeObserver
+
+    WritePair = Callable[[Node, Node, Tensor, Tensor], Node]
+
+_ATEN = torch.ops.aten
+_TORCHAO_FOLDS: Final = frozenset(
+    {_ATEN.conv1d.default, _ATEN.conv2d.default, _ATEN.conv_transpose1d.default, _ATEN.conv_transpose2d.input}
+)
+_STATISTICS: Final = ("weight", "bias", "running_mean", "running_var")
+
+
+def is_folded(head: Node, norm: Node, rule: HeadRule, config: BackendConfig, *, per_channel: bool) -> bool:
+    """Tell whether the batch norm behind a head will be gone after conversion, so that it belongs to the block."""
+    if op_name(norm) != "batch_norm" or (rule.transposed and argument(head, "groups") != 1):
+        return False
+    if head.target in _TORCHAO_FOLDS and isinstance(argument(norm, "weight"), Node):
+        return True
+    if not per_channel or rule.bias is None or config.bias.kind is not BiasKind.FLOAT:
+        return False
+    if "conv" not in op_name(head) and rank(head) != 2:
+        return False  # the batch norm's channels are not the head's
+    needed = [argument(head, rule.bias), *(argument(norm, name) for name in _STATISTICS)]
+    present = all(argument(norm, name) is not None for name in _STATISTICS[2:])
+    return present and all(each is None or (isinstance(each, Node) and is_constant(each)) for each in needed)
+
+
+def fold_batch_norms(
+    model: GraphModule, dequantized: Node, observer: PerChannelRangeObserver, write_pair: WritePair
+) -> None:
+    """Fold the batch norm behind each head that reads a per-channel weight, where one is left.
+
+    `write_pair` (weight, place, scale, zero_point) writes a quantize/dequantize pair before a place.
+    """
+    quantized = dequantized.args[0]
+    weight = quantized.args[0] if isinstance(quantized, Node) else None
+    values = constant_tensor(model, weight) if isinstance(weight, Node) else None
+    if values is None:
+        return
+    for head in list(dequantized.users):
+        norm = next(iter(users(head)), None)
+        if norm is None or len(head.users) != 1 or op_name(norm) != "batch_norm":
+            continue
+        rule = HEADS.get(op_name(head))
+        if rule is not None and rule.bias is not None and argument(head, rule.weight) is dequantized:
+            factor, offset = _factor_and_offset(model, norm, argument(head, rule.bias))
+            _fold(model, head, _Folded(rule.weight, rule.bias, values, factor, offset), observer, write_pair)
+            norm.replace_all_uses_with(head)
+            head.graph.erase_node(norm)
+
+
+@dataclass(frozen=True)
+class _Folded:
+    """Where a head keeps weight and bias, the weight's values, and what the batch norm does to both."""
+
+    weight_index: int
+    bias_index: int
+    values: Tensor
+    factor: Tensor
+    offset: Tensor
+
+
+def _fold(
+    model: GraphModule, head: Node, what: _Folded, observer: PerChannelRangeObserver, write_pair: WritePair
+) -> None:
+    ends = torch.stack([observer.channel_min * what.factor, observer.channel_max * what.factor])
+    scale, zero_point = choose_channel_qparams(ends.amin(0), ends.amax(0), observer.scheme)
+    shape = [-1 if axis == observer.ch_axis else 1 for axis in range(what.values.dim())]
+    dtype = what.values.dtype
+    with torch.no_grad():
+        folded = (what.values.float() * what.factor.reshape(shape)).to(dtype)
+    new_weight = _attribute(model, head, "_folded_weight_", folded)
+    args = [argument(head, i) for i in range(max(len(head.args), what.weight_index + 1, what.bias_index + 1))]
+    args[what.weight_index] = write_pair(new_weight, head, scale, zero_point)
+    args[what.bias_index] = _attribute(model, head, "_folded_bias_", what.offset.to(dtype))
+    head.args = tuple(args)
+
+
+def _factor_and_offset(model: GraphModule, norm: Node, bias: object) -> tuple[Tensor, Tensor]:
+    """Return k and k * (b - mean) + beta, each of shape [channels], in float32."""
+    gamma, beta, mean, var, b = (
+        constant_tensor(model, node).detach().float() if isinstance(node, Node) else None  # type: ignore[union-attr]
+        for node in (*(argument(norm, name) for name in _STATISTICS), bias)
+    )
+    eps = argument(norm, "eps")
+    if mean is None or var is None or not isinstance(eps, float):
+        raise AnnotationError(f"{where(norm)}: a batch norm without running statistics can't be folded")
+    factor = torch.rsqrt(var + eps) * (1.0 if gamma is None else gamma)
+    offset = factor * ((0.0 if b is None else b) - mean) + (0.0 if beta is None else beta)
+    return factor, offset
+
+
+def _attribute(model: GraphModule, head: Node, prefix: str, value: Tensor) -> Node:
+    """Register a tensor and return the node, before the head, that reads it."""
+    with head.graph.inserting_before(head):
+        node = create_getattr_from_value(model, head.graph, prefix, value.detach(), value.device)
+    mode = getattr(value_of(head), "fake_mode", None)
+    node.meta["val"] = mode.from_tensor(value, static_shapes=True) if mode is not None else value
+    return node
