@@ -64,7 +64,7 @@ def relate_joins(draft: Draft, trees: Trees, roles: Roles) -> None:
 def _cell_of(draft: Draft, trees: Trees, value: Node) -> str | None:
     """Return the cell that holds the operand's value elsewhere, or None if it is quantized at this edge alone."""
     segment = trees.segment(value)
-    if segment is not None and segment.cell in draft.cells:
+    if segment is not None and segment.cell in draft.cells and draft.holds_values(segment.cell):
         return segment.cell
     return draft.places.get(value) or draft.existing_float_cell(value)
 
