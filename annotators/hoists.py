@@ -4,25 +4,32 @@ The pass starts at any value that is no op that it looks through, and walks down
 every path ends in a quantize and, where ops that read a part are all that lies between, these together read at least
 `min_coverage` of the tensor. So the items of a split are starting points of their own, where the pass can't look
 through the split.
+
+The walk goes by the names of ops alone, not by what they are to the annotators: the pass also looks through a
+movement that a rule of the user's keeps out of quantization, and never sees a cast that changes nothing.
 """
 
 from __future__ import annotations
 
+import operator
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from torch.fx import Node
 
 from ..configs.ops import HEADS
 from ..observers.plan import Hoist
 from ..observers.rules import HoistRule
-from .graph import argument, numel, op_name, users, value_of, where
-from .roles import MOVEMENTS, Role, Roles, moved
+from .graph import argument, is_float_tensor, numel, op_name, users, value_of, where
+from .roles import Role, Roles, moved
 
 if TYPE_CHECKING:
-    from ..configs.base import BackendConfig
-    from .branches import Tree, Trees
     from .draft import Draft
+
+# Lowering removes them where they change nothing.
+_CASTS: Final = frozenset({"to", "_to", "type_as", "positive", "lift_fresh"})
+# Of their second operand only shape or dtype is asked.
+_LIKE: Final = frozenset({"expand_as", "view_as", "reshape_as", "type_as"})
 
 
 @dataclass
@@ -36,37 +43,48 @@ class _Region:
     blocked: bool = False
 
 
-def relate_hoists(draft: Draft, trees: Trees, roles: Roles) -> None:
+def relate_hoists(draft: Draft, roles: Roles) -> None:
     """Record which cells the backend's pass would hoist together (after all reads)."""
-    for tree in trees.by_root.values():
-        config = roles.configs[next(value for segment in tree.segments for value in segment.values)]
-        rules = config.branches
-        if rules.hoist is HoistRule.NEVER or tree.top.cell in draft.foreign:
+    rules = [config.branches for config in draft.configs.values() if config.branches.hoist is not HoistRule.NEVER]
+    through = frozenset().union(*(each.hoist_through for each in rules))
+    if not through:
+        return
+    for region in _regions(draft, through, roles):
+        if region.blocked or len(region.costs) <= 1:
             continue
-        for region in _regions(draft, tree, roles, config):
-            covered = region.names - rules.covering or region.read >= rules.min_coverage * numel(region.start)
-            if covered and not region.blocked and len(region.costs) > 1:
-                draft.hoists.append(Hoist(where=where(region.start), costs=region.costs, rules=rules))
+        found = draft.configs[next(iter(region.costs))].branches
+        covered = region.names - found.covering or region.read >= found.min_coverage * numel(region.start)
+        if covered and found.hoist is not HoistRule.NEVER:
+            draft.hoists.append(Hoist(where=where(region.start), costs=region.costs, rules=found))
 
 
-def _regions(draft: Draft, tree: Tree, roles: Roles, config: BackendConfig) -> list[_Region]:
-    through = config.branches.hoist_through
-    found = {tree.root: _Region(tree.root)}
-    region_of = {tree.root: found[tree.root]}
-    for value in tree.values():
-        source = moved(value)
-        above = region_of[source if source is not None else tree.root]
-        name = _mover(value)
-        if name in through:
-            region_of[value] = above
-            above.names.add(name)
-            above.read += numel(value)
-        else:
-            above.blocked = True
-            region_of[value] = found[value] = _Region(value)
+def _regions(draft: Draft, through: frozenset[str], roles: Roles) -> list[_Region]:
+    """Return the regions of all float values, going through the graph once."""
+    region_of: dict[Node, _Region] = {}
+    for value in draft.model.graph.nodes:
+        if not is_float_tensor(value):
+            continue
+        source = _looked_through(value, through)
+        if source not in region_of or _is_quantized(draft, value):
+            region_of[value] = _Region(value)
+            continue
+        region = region_of[value] = region_of[source]
+        if op_name(value) not in _CASTS:
+            region.names.add(_mover(value))
+            region.read += numel(value)
     for value, region in region_of.items():
-        _meet(draft, tree, value, region, roles)
-    return list(found.values())
+        _meet(draft, value, region, through, roles)
+    regions = {id(region): region for region in region_of.values()}
+    return list(regions.values())
+
+
+def _looked_through(value: Node, through: frozenset[str]) -> Node | None:
+    """Return the tensor that a value was moved from by an op that the pass looks through, or None."""
+    source = moved(value)
+    if value.op != "call_function" or source is None or not is_float_tensor(source):
+        return None
+    same = getattr(value_of(source), "dtype", None) == getattr(value_of(value), "dtype", None)
+    return source if _mover(value) in through or (op_name(value) in _CASTS and same) else None
 
 
 def _mover(value: Node) -> str:
@@ -75,22 +93,32 @@ def _mover(value: Node) -> str:
     return op_name(source) if op_name(value) == "getitem" and isinstance(source, Node) else op_name(value)
 
 
-def _meet(draft: Draft, tree: Tree, value: Node, region: _Region, roles: Roles) -> None:
-    """Note what reads a value: a quantize for another cell, or what stops the pass."""
-    own = draft.places.get(value)
-    if own is not None and own != tree.top.cell and value is not region.start:
-        region.costs.setdefault(own, 0)  # a movement that is quantized itself
-        stops = False
-    else:
-        stops = True
+def _is_quantized(draft: Draft, value: Node) -> bool:
+    """Tell whether a movement is quantized itself, at its input or output."""
+    reader = value.args[0] if value.target is operator.getitem else value
+    return value in draft.places or (moved(value), reader) in draft.places
+
+
+def _meet(draft: Draft, value: Node, region: _Region, through: frozenset[str], roles: Roles) -> None:
+    """Note what reads a value: a quantize, with its cell, or what stops the pass."""
     for user in users(value):
-        if roles.role(user) in MOVEMENTS or isinstance(value_of(user), (tuple, list)):
+        if op_name(user) in _LIKE and moved(user) is not value:
             continue
         cell = draft.places.get((value, user))
+        if cell is None and _is_movement_of(value, user, through):
+            cell = draft.places.get(user)
+            if cell is None:
+                continue
         if cell is not None and cell not in draft.foreign:
             region.costs[cell] = region.costs.get(cell, 0) + _cost_below(draft, user, roles)
-        elif stops:
+        else:
             region.blocked = True
+
+
+def _is_movement_of(value: Node, user: Node, through: frozenset[str]) -> bool:
+    if isinstance(value_of(user), (tuple, list)):
+        return moved(user) is value and op_name(user) in through
+    return is_float_tensor(user) and _looked_through(user, through) is value
 
 
 def _cost_below(draft: Draft, reader: Node, roles: Roles) -> int:

@@ -159,7 +159,7 @@ class BackendQuantizer(Quantizer):
         trees = draw_up(draft, roles)
         annotate_families(draft, trees, roles)
         relate_joins(draft, trees, roles)
-        relate_hoists(draft, trees, roles)
+        relate_hoists(draft, roles)
         self.record = Record({n.name: b for n, b in roles.blocks.items()})
         self._write(draft, roles)
         mark_inside([n for n in roles.of if roles.role(n) is not Role.TUPLE])

@@ -47,13 +47,20 @@ if TYPE_CHECKING:
 _LAST_HOISTING_ALWAYS: Final = (1, 5, 1)
 _INT16_AFFINE: Final = Scheme(dtype=torch.int16, quant_min=-32768, quant_max=32767)
 _MOVED: Final = frozenset(
-    {"view", "_unsafe_view", "reshape", "flatten", "unflatten", "permute", "transpose", "t", "swapaxes", "swapdims"}
-    | {"movedim", "squeeze", "unsqueeze", "expand", "clone", "contiguous", "dropout", "alias", "detach"}
-)
+    {
+        "view", "_unsafe_view", "reshape", "view_as", "reshape_as", "flatten", "unflatten", "ravel", "permute",
+        "transpose", "t", "numpy_T", "mT", "adjoint", "swapaxes", "swapdims", "movedim", "moveaxis", "squeeze",
+        "unsqueeze", "atleast_1d", "atleast_2d", "atleast_3d", "expand", "expand_as", "broadcast_to", "unfold",
+        "repeat_interleave", "pixel_shuffle", "pixel_unshuffle", "channel_shuffle", "clone", "contiguous", "dropout",
+        "alias", "detach", "lift_fresh",
+    }
+)  # fmt: skip
+"""What is one of the pass's ops once lowered, or nothing at all."""
 _SELECTS: Final = frozenset(
-    {"slice", "select", "narrow", "tensor_split", "unbind", "split", "split_with_sizes", "chunk"}
+    {"slice", "select", "narrow", "tensor_split", "hsplit", "vsplit", "dsplit", "unbind"}
+    | {"split", "split_with_sizes", "chunk"}
 )
-_COVERING: Final = frozenset({"slice", "select", "narrow", "tensor_split"})
+_COVERING: Final = frozenset({"slice", "select", "narrow", "tensor_split", "hsplit", "vsplit", "dsplit"})
 
 
 def installed_hoist_rule() -> HoistRule:
@@ -87,7 +94,8 @@ def cadence(
         per_channel: must be False: Cadence's kernels take one weight scale per tensor.
         is_qat: for `prepare_qat_pt2e`.
         eps: floor of every scale, in real units per code.
-        estimator: "minmax", "moving_average" or "histogram"; histogram by default, moving_average in QAT.
+        estimator: "minmax", "moving_average", "histogram" or "percentile"; histogram by default, moving_average in
+            QAT.
         symmetric_weights: symmetric weights in linear and addmm too.
         hoist: what the installed compiler does with quantize ops below branches; found out by default.
         conflict: what to do with branches that differ where the compiler hoists always.

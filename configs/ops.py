@@ -63,7 +63,8 @@ MOVEMENT: Final = frozenset(
         "view", "_unsafe_view", "reshape", "view_as", "flatten", "unflatten", "permute", "transpose", "t", "numpy_T",
         "mT", "adjoint", "swapaxes", "swapdims", "movedim", "moveaxis", "squeeze", "unsqueeze", "expand", "expand_as",
         "broadcast_to", "repeat", "repeat_interleave", "tile", "flip", "roll", "rot90", "pixel_shuffle",
-        "pixel_unshuffle", "channel_shuffle", "unfold", "im2col", "as_strided", "gather", "index",
+        "pixel_unshuffle", "channel_shuffle", "unfold", "im2col", "as_strided", "gather", "index", "ravel",
+        "reshape_as", "atleast_1d", "atleast_2d", "atleast_3d",
     }
 )  # fmt: skip
 """Values are moved or repeated, never changed: qparams pass through."""
