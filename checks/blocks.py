@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from ..annotators.blocks import clamp_bounds, why_not_fused
 from ..annotators.graph import op_name, users
-from ..configs.base import BiasKind
+from ..configs.base import BiasKind, SymmetricActivation
 from ..configs.ops import BATCH_NORMS, HEADS, MOVEMENT
-from ..observers.qparams import INT8_AFFINE, sharing_loss_db
+from ..observers.qparams import INT8_AFFINE, scale_of, sharing_loss_db
 from .findings import Finding, Severity
 from .kinds import Kind
-from .qdq import Facts, Head, finding, head_names, is_dequantize, is_quantize
+from .qdq import Encoding, Facts, Head, finding, head_names, is_dequantize, is_quantize
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -21,13 +21,15 @@ if TYPE_CHECKING:
 
     from ..annotators.blocks import Block
 
-BIAS_TOLERANCE = 1e-3  # relative error of a bias scale that is float32 rounding, not another scale
+HAIR_DB: Final = 0.1  # a loss that a message need not name
+BIAS_TOLERANCE: Final = 1e-3  # relative error of a bias scale that is float32 rounding, not another scale
 
 
 def find(facts: Facts) -> Iterator[Finding]:
     """Yield what is wrong at the borders of weighted blocks and of elementwise ops with an activation."""
     names = facts.config.blocks.residual_heads
-    for block in [head.block for head in facts.heads] + [facts.block(n) for n in facts.nodes if op_name(n) in names]:
+    weighted = [head.block for head in facts.heads if head.weight.is_quantized]
+    for block in weighted + [facts.block(node) for node in facts.nodes if op_name(node) in names]:
         yield from _split(facts, block)
     for head in facts.heads:
         yield from _half_quantized(facts, head)
@@ -42,20 +44,39 @@ def _split(facts: Facts, block: Block) -> Iterator[Finding]:
     if quantize is None or len(readers) != 1 or not _folds(facts, block, readers[0]):
         return
     follower, middle = readers[0], facts.encoding(quantize)
-    numbers = {} if middle is None else middle.numbers("middle_")
     after = _only(follower, is_quantize)
     outer = facts.encoding(after) if after is not None else None
-    if middle is not None and outer is not None and middle.is_usable and outer.is_usable:
-        numbers["loss_db"] = max(0.0, sharing_loss_db(outer.scales[0], middle.scales[0]))
-    lost = f", which costs {numbers['loss_db']:.1f} dB" if numbers.get("loss_db", 0.0) > 0.1 else ""
+    loss = _loss_db(middle, outer, follower)
+    symmetric = middle is not None and outer is not None and middle.is_symmetric and outer.is_symmetric
+    if facts.given and symmetric and facts.config.blocks.symmetric_activation is SymmetricActivation.SEPARATE:
+        return
+    why = "the value between them is quantized"
+    if symmetric:
+        why = "symmetric qparams are no clamp, so the value between them is quantized"
+    elif loss > HAIR_DB:
+        why += f", which costs {loss:.1f} dB"
+    assumed = not facts.given and (symmetric or op_name(block.head) not in HEADS)  # not every backend fuses these
     yield finding(
         "QM101",
-        Severity.WARNING if facts.given or op_name(block.head) in HEADS else Severity.INFO,
+        Severity.INFO if assumed else Severity.WARNING,
         follower,
-        f"{op_name(follower)} could be fused into {block.output.name}, but the value between them is quantized{lost}",
-        "annotate both as one block: input and weight at the head, output at the last op only",
-        numbers,
+        f"{op_name(follower)} could be fused into {block.output.name}, but {why}",
+        "give the output one-sided codes (quant_min = zero point) and annotate both as one block"
+        if symmetric
+        else "annotate both as one block: input and weight quantized at the head, the output at the last op only",
+        (middle.numbers("middle_") if middle else {}) | {"loss_db": loss},
     )
+
+
+def _loss_db(middle: Encoding | None, outer: Encoding | None, follower: Node) -> float:
+    """Return what the quantization in the middle costs against fused qparams, which spend all codes on the output."""
+    bounds = clamp_bounds(follower)
+    if middle is None or outer is None or bounds is None or not (middle.is_usable and outer.is_usable):
+        return 0.0
+    used = outer.qparams.representable.clamp(bounds)
+    if used.max - used.min < outer.scales[0] or outer.scheme.dtype != middle.scheme.dtype:
+        return 0.0
+    return max(0.0, sharing_loss_db(scale_of(used, outer.scheme), middle.scales[0]))
 
 
 def _only(node: Node, test: object) -> Node | None:

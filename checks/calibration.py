@@ -31,7 +31,7 @@ def find(facts: Facts) -> Iterator[Finding]:
             yield broken
         else:
             yield from _activation(facts, value, encoding)
-        yield from _disagreeing(facts, value, quantize, encoding)
+            yield from _disagreeing(facts, value, quantize, encoding)
     for node, encoding, codes in facts.weights:
         target = _named(node)
         if (broken := _impossible(target, encoding)) is not None:
@@ -48,15 +48,24 @@ def _named(dequantize: Node) -> Node:
 
 def _impossible(node: Node, encoding: Encoding) -> Finding | None:
     scheme = encoding.scheme
-    scales = [s for s in encoding.scales if not (math.isfinite(s) and _TINY <= s <= ABSURD)]
+    broken = [s for s in encoding.scales if not (math.isfinite(s) and s >= _TINY)]
     outside = [z for z in encoding.zero_points if not scheme.quant_min <= z <= scheme.quant_max]
-    if scales:
+    if broken:
         return finding(
             "QM302",
             Severity.ERROR,
             node,
-            f"a scale of {scales[0]:.4g} is no step that data can have: NaN, inf or nothing was observed",
+            f"a scale of {broken[0]:.4g} is no step that data can have: NaN, inf or nothing was observed",
             "look for NaN and inf in the calibration data, and observe again",
+            encoding.numbers(),
+        )
+    if max(encoding.scales) > ABSURD:
+        return finding(
+            "QM307",
+            Severity.WARNING,
+            node,
+            f"a scale of {max(encoding.scales):.4g}: values beyond 1e30 were observed, beside which all others are 0",
+            "keep masks and sentinels of huge size out of quantized ops: leave this op float, or use a smaller value",
             encoding.numbers(),
         )
     if outside:
@@ -90,7 +99,7 @@ def _activation(facts: Facts, value: Node, encoding: Encoding) -> Iterator[Findi
             "QM303",
             Severity.WARNING,
             value,
-            f"the scale is at the floor {floor:.4g}: the values seen were 0 throughout, or smaller than a step",
+            f"the scale is the observer's floor {floor:.4g}: the values seen were 0 throughout, or ask for finer steps",
             "check that the calibration data reach this op; for values that are that small, lower the floor (eps)",
             numbers,
         )
@@ -141,8 +150,8 @@ def _weight(facts: Facts, node: Node, encoding: Encoding, codes: torch.Tensor) -
     else:
         return
     zero = torch.tensor(encoding.zero_points, dtype=torch.int64)
-    if zero.numel() != per_channel.shape[0]:
-        return
+    if not zero.numel() == len(encoding.scales) == per_channel.shape[0]:
+        return  # said by the check of weights
     used = (per_channel.to(torch.int64) - zero.reshape(-1, 1)).abs().amax(1).tolist()
     full = max(encoding.scheme.quant_max, -encoding.scheme.quant_min)
     own = facts.config.weight.scheme.eps
@@ -161,9 +170,9 @@ def _weight(facts: Facts, node: Node, encoding: Encoding, codes: torch.Tensor) -
         "QM306",
         Severity.WARNING,
         node,
-        f"{len(lost)} of {len(used)} weight channels have the floor for a scale and use few of their codes"
+        f"{len(lost)} of {len(used)} channels of a constant have the floor for a scale and use few of their codes"
         + (f"; {dead} are 0 throughout" if dead else ""),
-        "lower the floor of the weight observer (eps)",
+        "lower the floor of its observer (eps)",
         numbers | encoding.numbers(),
     )
 
@@ -176,7 +185,8 @@ KIND = Kind(
         "QM303": "an activation's scale is at the floor of its observer",
         "QM304": "an output whose clamp and representable range leave no code",
         "QM305": "a dequantize reads codes with other qparams than they were written with",
-        "QM306": "weight channels that lost their resolution to the floor of the scale",
+        "QM306": "channels of a weight or constant that lost their resolution to the floor of the scale",
+        "QM307": "values beyond 1e30 were observed",
     },
     find,
 )

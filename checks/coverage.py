@@ -21,8 +21,11 @@ SHOWN = 6  # names of an island's ops that a message lists
 
 def find(facts: Facts) -> Iterator[Finding]:
     """Yield the float islands, or that nothing is quantized."""
-    if any(is_dequantize(node) or is_quantize(node) for node in facts.nodes):
+    if _is_quantized(facts.nodes):
         yield from _islands(facts)
+        return
+    nested = list(facts.program.nested())
+    if facts.program.is_nested or any(_is_quantized(each.model.graph.nodes) for each in nested):
         return
     last = facts.nodes[-1]
     if any("call_delegate" in str(node.target) for node in facts.nodes):
@@ -34,13 +37,19 @@ def find(facts: Facts) -> Iterator[Finding]:
             "check the converted graph or the edge program before lowering",
         )
         return
+    inside = sum(bool(op_name(node)) for each in nested for node in each.model.graph.nodes)
     yield finding(
         "QM601",
         Severity.ERROR,
         last,
-        "nothing is quantized: the graph holds no quantize or dequantize",
+        "nothing is quantized: the graph holds no quantize or dequantize"
+        + (f"; {inside} ops are in nested graphs, where a quantizer may not look" if inside else ""),
         "see what the quantizer annotated; check that convert_pt2e was called, and that its filters match the model",
     )
+
+
+def _is_quantized(nodes: Iterable[Node]) -> bool:
+    return any(is_dequantize(node) or is_quantize(node) for node in nodes)
 
 
 def _islands(facts: Facts) -> Iterator[Finding]:

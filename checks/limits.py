@@ -93,7 +93,7 @@ def _torn(facts: Facts, head: Head) -> Iterator[Finding]:
     """Find heads with a quantized weight that are not quantized whole."""
     if not head.weight.is_quantized or _is_dynamic(facts, head):
         return
-    reads, writes = _reads_codes(facts, head), _writes_codes(facts, head)
+    reads, writes = _reads_codes(facts, head), _writes_codes(head)
     if reads and writes:
         return
     if not head.input.is_quantized and not any(map(is_quantize, users(head.block.output))):
@@ -140,14 +140,14 @@ def _reads_codes(facts: Facts, head: Head) -> bool:
     return False
 
 
-def _writes_codes(facts: Facts, head: Head) -> bool:
+def _writes_codes(head: Head) -> bool:
     node = head.block.output
     while len(readers := users(node)) == 1:
         if is_quantize(readers[0]):
             return True
         if op_name(head.node) not in _MATMULS or op_name(readers[0]) not in MOVEMENT:
             return False
-        node = facts.block(readers[0]).output
+        node = readers[0]
     return False
 
 

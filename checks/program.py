@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import cast
 
@@ -20,18 +20,33 @@ class Program:
     Args:
         model: the graph module.
         constants: values of the placeholders that stand for parameters, buffers and lifted constants.
+        is_nested: it is the body of a higher-order op (cond, a no_grad block) in another graph.
     """
 
     model: GraphModule
     constants: Mapping[str, torch.Tensor]
+    is_nested: bool = False
+
+    def nested(self) -> Iterator[Program]:
+        """Yield the graphs of the higher-order ops in this one, and those in them."""
+        for node in self.model.graph.nodes:
+            body = getattr(self.model, str(node.target), None) if node.op == "get_attr" else None
+            if isinstance(body, GraphModule):
+                program = Program(body, {}, is_nested=True)
+                yield program
+                yield from program.nested()
 
 
 def open_programs(model: object) -> list[Program]:
-    """Return the graphs of a converted module, an exported program, or an edge program manager (each method).
+    """Return the graphs of a converted module, an exported program, or an edge program manager, with nested ones.
 
     Raises:
         InputError: if the model is none of these.
     """
+    return [each for top in _top_programs(model) for each in (top, *top.nested())]
+
+
+def _top_programs(model: object) -> list[Program]:
     if isinstance(model, GraphModule):
         return [Program(model, {})]
     if isinstance(model, ExportedProgram):

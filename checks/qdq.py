@@ -56,7 +56,9 @@ def head_names(node: Node) -> frozenset[str]:
     if name == "convolution":
         kind = "conv_transpose" if argument(node, "transposed") else "conv"
         return frozenset({name, f"{kind}{len(getattr(value_of(node), 'shape', ())) - 2}d"})
-    return frozenset({name, "linear"}) if name in {"addmm", "mm"} else frozenset({name})
+    weight = argument(node, HEADS[name].weight) if name in {"addmm", "mm"} else None
+    was_linear = isinstance(weight, Node) and op_name(weight) in {"t", "permute", "transpose"}
+    return frozenset({name, "linear"}) if was_linear else frozenset({name})
 
 
 @dataclass(frozen=True)
@@ -84,6 +86,12 @@ class Encoding:
     def is_usable(self) -> bool:
         """Tell whether every scale is a positive finite number, so that it can be reckoned with."""
         return all(math.isfinite(scale) and scale > 0.0 for scale in self.scales)
+
+    @property
+    def is_symmetric(self) -> bool:
+        """Tell whether every zero point is the middle code (0 where the dtype is signed), but not the first."""
+        middle = self.scheme.symmetric_zero_point
+        return all(point == middle > self.scheme.quant_min for point in self.zero_points)
 
     def means_the_same(self, other: Encoding) -> bool:
         """Tell whether a code stands for the same value in both (the codes that may be used can differ)."""
@@ -284,7 +292,10 @@ class Facts:
         names = self.config.blocks.activation_heads
         if names is not None and op_name(head) in HEADS and not head_names(head) & names:
             return Block(head, (head,), UNBOUNDED, INT8_AFFINE)
-        return find_block(head, self._blocks_config, lambda node: not is_quantize(node))
+        config = self._blocks_config
+        if op_name(head) in {"addmm", "mm"} and "linear" in head_names(head):  # decomposed, with views around it
+            config = replace(config, blocks=replace(config.blocks, through=config.blocks.through | {"view"}))
+        return find_block(head, config, lambda node: not is_quantize(node))
 
     @cached_property
     def residual_blocks(self) -> list[Block]:
