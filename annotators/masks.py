@@ -57,6 +57,6 @@ def _masks(value: float) -> bool:
 
 def _is_mask(tensor: torch.Tensor) -> bool:
     """Tell whether a constant holds 0 where something is, and a mask where nothing is."""
-    if not tensor.is_floating_point() or tensor.numel() == 0 or float(tensor.min()) > MASKED_OUT:
+    if not tensor.is_floating_point() or tensor.numel() == 0 or float(tensor.detach().min()) > MASKED_OUT:
         return False
     return bool(((tensor <= MASKED_OUT) | (tensor == 0.0)).all())

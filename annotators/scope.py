@@ -153,18 +153,17 @@ class Scope:
 
     def unmatched(self, model: GraphModule) -> list[str]:
         """Return a message for each rule that named no node, with the nearest names there are."""
-        known: dict[str, set[str]] = {"module name": set(), "module type": set(), "operator type": set()}
-        for node in model.graph.nodes:
-            if node.op == "call_function":
-                known["operator type"] |= {text(each) for each in _targets(node) for text in (str, canonical_name)}
-                for path, kind in module_stack(node):
-                    known["module name"] |= {each for each in _prefixes(path) if each}
-                    known["module type"].add(kind)
-        messages = []
         nodes = [node for node in model.graph.nodes if node.op == "call_function"]
-        for index, rule in enumerate(self.rules):
-            if index in self.matched or any(rule.depth(node) is not None for node in nodes):  # ours, or another's
-                continue
+        rules = [rule for index, rule in enumerate(self.rules) if index not in self.matched]
+        rules = [rule for rule in rules if all(rule.depth(node) is None for node in nodes)]  # not another quantizer's
+        known: dict[str, set[str]] = {"module name": set(), "module type": set(), "operator type": set()}
+        for node in nodes if rules else ():
+            known["operator type"] |= {text(each) for each in _targets(node) for text in (str, canonical_name)}
+            for path, kind in module_stack(node):
+                known["module name"] |= {each for each in _prefixes(path) if each}
+                known["module type"].add(kind)
+        messages = []
+        for rule in rules:
             near = difflib.get_close_matches(rule.subject, sorted(known.get(rule.kind, ())), n=3, cutoff=0.3)
             hint = f"; nearest: {', '.join(near)}" if near else ""
             messages.append(f"{rule.kind} {rule.subject!r} matched no node{hint}")

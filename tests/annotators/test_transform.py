@@ -19,6 +19,7 @@ from quantmark import AnnotationWarning, BackendQuantizer
 from quantmark.annotators.graph import EXPORTED_AS, op_name
 from quantmark.annotators.memory import written_memory
 from quantmark.configs import BackendConfig, OpRules
+from quantmark.observers.qparams import INT16_SYMMETRIC
 from support.flow import calls, export, minmax_config, observed, quantize, sqnr_db
 
 Step = Callable[["Net", Tensor], Any]
@@ -138,6 +139,25 @@ def test_any_chain_keeps_its_bits(names: list[str], head: bool) -> None:
         return [*found, y]
 
     assert_same(body, head=head)
+
+
+@settings(max_examples=15)
+@given(names=st.lists(st.sampled_from(sorted(OPS.keys() - {"threshold_other"})), max_size=7), head=st.booleans())
+@pytest.mark.filterwarnings("ignore::quantmark.AnnotationWarning")
+def test_any_chain_is_quantized_right(names: list[str], head: bool) -> None:
+    def body(_: Net, y: Tensor) -> list[Tensor]:
+        found: list[Tensor] = []
+        for name in names:
+            y = OPS[name](y, found)
+        return [*found, y]
+
+    flow = quantize(
+        Net(body, head=head).eval(), (image(),), minmax_config(INT16_SYMMETRIC), batches=[(image(),)], keep=True
+    )
+    with torch.no_grad():
+        expected, actual = flow.prepared(image()), flow.converted(image())
+    for a, b in zip(expected, actual, strict=True):
+        assert (a - b).abs().max() <= 0.01 * (1.0 + a.abs().max())
 
 
 # -- writes in place ------------------------------------------------------------------------------------------
