@@ -56,7 +56,8 @@ def _inline(model: GraphModule, call: Node, body: GraphModule) -> None:
                 twins[node] = model.graph.node_copy(node, lambda n: twins[n])
     for item in list(call.users):
         if isinstance(result, (tuple, list)) and len(item.args) > 1:
-            item.replace_all_uses_with(result[item.args[1]])  # type: ignore[index]
+            index = item.args[1]
+            item.replace_all_uses_with(result[index])  # type: ignore[index, arg-type]
             model.graph.erase_node(item)
     handle = call.args[1]
     model.graph.erase_node(call)

@@ -18,6 +18,7 @@ from ..observers.resolution import Resolution, resolve
 from .graph import constant_tensor
 from .measure import cell_entry
 from .roles import MOVEMENTS, Role, Roles
+from .writer import make_estimator
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -73,8 +74,11 @@ def _estimators(draft: Draft, plan: Plan, table: RangeTable, gone: Iterable[str]
     table.require(names, [*gone, *(node.name for node in draft.model.graph.nodes)])
     found: dict[str, Estimator] = {}
     for name, cell in cells.items():
+        constant = set(cell.values) <= set(constants)
+        found[name] = MinMaxEstimator() if constant else make_estimator(draft.configs[name].activation)
         entry = cell_entry(cell.values, table, constants)
-        found[name] = entry.estimator() if entry else MinMaxEstimator()
+        if entry is not None:
+            found[name].absorb(entry.estimator())
     return found
 
 

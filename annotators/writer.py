@@ -18,7 +18,7 @@ from torchao.quantization.pt2e.quantizer import (
 )
 from torchao.quantization.pt2e.quantizer.quantizer import Q_ANNOTATION_KEY
 
-from ..observers.estimators import HistogramEstimator, MinMaxEstimator, MovingAverageEstimator
+from ..observers.estimators import HistogramEstimator, MinMaxEstimator, MovingAverageEstimator, PercentileEstimator
 from ..observers.observer import Component
 from ..observers.plan import Cell, Plan
 from .conversion import (
@@ -260,4 +260,6 @@ def make_estimator(activation: ActivationConfig) -> Estimator:
     """Return a new estimator as the config names it."""
     if activation.estimator == "moving_average":
         return MovingAverageEstimator(activation.averaging_constant)
+    if activation.estimator == "percentile":
+        return PercentileEstimator(activation.percent)
     return HistogramEstimator() if activation.estimator == "histogram" else MinMaxEstimator()

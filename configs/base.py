@@ -25,8 +25,8 @@ from .ops import BATCH_NORMS, CLAMPS, ELEMENTWISE, HEADS, JOINS, MOVEMENT, NO_OP
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-EstimatorName = Literal["minmax", "moving_average", "histogram"]
-ESTIMATORS: Final[tuple[EstimatorName, ...]] = ("minmax", "moving_average", "histogram")
+EstimatorName = Literal["minmax", "moving_average", "histogram", "percentile"]
+ESTIMATORS: Final[tuple[EstimatorName, ...]] = ("minmax", "moving_average", "histogram", "percentile")
 WEIGHT_DTYPES: Final = (torch.int8, torch.uint8, torch.int16)
 KNOWN_OPS: Final = frozenset(HEADS) | BATCH_NORMS | NO_OPS | MOVEMENT | SELECTS | POOLS | JOINS | ELEMENTWISE
 T = TypeVar("T")
@@ -61,18 +61,23 @@ class ActivationConfig:
 
     Args:
         scheme: codes, symmetry and scale floor.
-        estimator: how a range is drawn from batches: "minmax", "moving_average" or "histogram".
+        estimator: how a range is drawn from batches: "minmax", "moving_average", "histogram" (least squared error)
+            or "percentile" (for rare wild values that carry nothing).
+        percent: the share of values that "percentile" keeps at each end, in percent.
         averaging_constant: weight of the newest batch in the moving average, 0 to 1.
     """
 
     scheme: Scheme = INT8_AFFINE
     estimator: EstimatorName = "histogram"
     averaging_constant: float = 0.01
+    percent: float = 99.9
 
     def __post_init__(self) -> None:
         check_fields(self, "activation")
         if not 0.0 < self.averaging_constant <= 1.0:
             raise ConfigError(f"activation.averaging_constant must be in (0, 1], got {self.averaging_constant}")
+        if not 50.0 < self.percent <= 100.0:
+            raise ConfigError(f"activation.percent must be in (50, 100], got {self.percent}")
 
 
 @dataclass(frozen=True, kw_only=True)

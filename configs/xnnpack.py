@@ -77,7 +77,8 @@ def xnnpack(
         per_channel: one weight scale per output channel instead of one per tensor.
         is_qat: for `prepare_qat_pt2e`.
         eps: floor of every scale, in real units per code.
-        estimator: "minmax", "moving_average" or "histogram"; histogram by default, moving_average in QAT.
+        estimator: "minmax", "moving_average", "histogram" or "percentile"; histogram by default, moving_average in
+            QAT.
         rest: another quantizer for whatever this config leaves.
 
     Raises:

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from . import histogram
-from .errors import ConfigError
+from .errors import ConfigError, RangeError
 from .ranges import Range
 
 if TYPE_CHECKING:
@@ -57,6 +57,13 @@ class Estimator(nn.Module, ABC):
         self.min_val.fill_(range_.min)
         self.max_val.fill_(range_.max)
 
+    def absorb(self, other: Estimator) -> None:
+        """Set the state as if the data of `other` had been seen: its histogram where both keep one, else its range."""
+        low, high = float(other.min_val), float(other.max_val)
+        self.reset()
+        if low <= high:
+            self.fill(Range(low, high))
+
     def reset(self) -> None:
         """Forget all batches."""
         self.min_val.fill_(float("inf"))
@@ -90,7 +97,7 @@ class MinMaxEstimator(Estimator):
         low, high = torch.aminmax(values)
         self._extend(values, low.item(), high.item())
 
-    def merge(self, other: Self) -> None:
+    def merge(self, other: MinMaxEstimator) -> None:
         """Take in everything that `other` saw."""
         torch.minimum(self.min_val, other.min_val, out=self.min_val)
         torch.maximum(self.max_val, other.max_val, out=self.max_val)
@@ -186,11 +193,21 @@ class HistogramEstimator(MinMaxEstimator):
             return seen
         return histogram.search(self.counts.cpu().numpy(), seen, scheme)
 
-    def merge(self, other: Self) -> None:
-        """Take in everything that `other` saw."""
+    def merge(self, other: MinMaxEstimator) -> None:
+        """Take in everything that `other` saw; it must keep a histogram too."""
+        if not isinstance(other, HistogramEstimator):
+            raise RangeError("a histogram can't be merged with a bare range; use absorb")
         super().merge(other)
         self.counts += other.counts
         self.filled |= other.filled
+
+    def absorb(self, other: Estimator) -> None:
+        """Set the state as if the data of `other` had been seen."""
+        if not isinstance(other, HistogramEstimator):
+            super().absorb(other)
+            return
+        self.reset()
+        self.merge(other)
 
     def fill(self, range_: Range) -> None:
         """Set the state as if exactly `range_` had been seen."""
@@ -202,3 +219,26 @@ class HistogramEstimator(MinMaxEstimator):
         super().reset()
         self.counts.zero_()
         self.filled.fill_(False)
+
+
+class PercentileEstimator(HistogramEstimator):
+    """The range that leaves a given share of the values beyond it at each end, whatever they are.
+
+    For data with rare wild values that carry nothing, such as one sample in thousands a thousand times too large: in
+    squared error keeping it pays, so `HistogramEstimator` keeps it. Not a default: the same numbers can be a heat map
+    with one peak, which is all that matters.
+
+    Args:
+        percent: the share of values to keep at each end, in percent.
+    """
+
+    def __init__(self, percent: float = 99.9) -> None:
+        super().__init__()
+        self.percent = percent
+
+    def range(self, scheme: Scheme) -> Range | None:
+        """Return the range between the percentiles."""
+        seen = MinMaxEstimator.range(self, scheme)
+        if seen is None or self.filled.item():
+            return seen
+        return histogram.percentile(self.counts.cpu().numpy(), seen, self.percent)

@@ -154,6 +154,31 @@ def search(counts: Counts, seen: Range, scheme: Scheme) -> Range:
     return Range(low, high) if gain > _GAIN + _CHANCE / math.sqrt(error.values) else seen
 
 
+def percentile(counts: Counts, seen: Range, percent: float) -> Range:
+    """Return the range within `seen` that leaves at most (100 - percent) % of the values beyond it at each end.
+
+    Ends are edges of bins, the outer ones, so up to 1/16 of an octave more is kept.
+    """
+    total = int(counts.sum())
+    allowed = int(total * (100.0 - percent) / 100.0)
+    if total == 0 or allowed == 0:
+        return seen
+    negative, positive = counts[:_SIDE], counts[_SIDE:]  # each by growing magnitude
+    rising = np.concatenate((negative[::-1], positive))  # from the lowest value to the highest
+    below, above = np.cumsum(rising), np.cumsum(rising[::-1])
+    low = _outer_edge(int(np.searchsorted(below, allowed, side="right")), lower=True)
+    high = _outer_edge(2 * _SIDE - 1 - int(np.searchsorted(above, allowed, side="right")), lower=False)
+    return Range(max(seen.min, min(low, high)), min(seen.max, max(low, high)))
+
+
+def _outer_edge(place: int, *, lower: bool) -> float:
+    """Return the lower or upper edge of a bin, counted from the lowest value to the highest."""
+    if place < _SIDE:
+        bin_ = _SIDE - 1 - place
+        return -_magnitude(bin_ + 1 if lower else bin_)
+    return _magnitude(place - _SIDE if lower else place - _SIDE + 1)
+
+
 def _minimize(error: Callable[[Array], Array], start: float, stop: float) -> float:
     """Return where in [start, stop], positive, `error` is least: on geometric grids, each around the last's."""
     while True:

@@ -149,14 +149,7 @@ class RangeObserver(ObserverBase):
 
     def fill(self, estimator: Estimator) -> None:
         """Take over what another estimator saw, instead of being calibrated."""
-        mine = self.estimator
-        if isinstance(mine, MinMaxEstimator) and type(estimator) is type(mine):
-            mine.reset()
-            mine.merge(estimator)
-        else:
-            found = estimator.range(self.scheme)
-            if found is not None:
-                mine.fill(found)
+        self.estimator.absorb(estimator)
         self._note_change()
 
     def known_range(self) -> Range | None:
