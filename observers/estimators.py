@@ -29,7 +29,21 @@ if TYPE_CHECKING:
 _LARGEST: Final = float(torch.finfo(torch.float32).max)
 
 
-class Estimator(nn.Module, ABC):
+class KeepsDtypes(nn.Module):
+    """A module whose own buffers keep their dtypes: `model.half()` must not round a range."""
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
+        """Follow device moves, not changes of dtype."""
+        before = dict(self._buffers)
+        super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
+        for name, old in before.items():
+            new = self._buffers[name]
+            if old is not None and new is not None and new.dtype != old.dtype:
+                self._buffers[name] = old.to(new.device)
+        return self
+
+
+class Estimator(KeepsDtypes, ABC):
     """Collects statistics of one tensor over batches and turns them into a range."""
 
     min_val: Tensor
@@ -77,16 +91,6 @@ class Estimator(nn.Module, ABC):
     def _drop_nonfinite(self, values: Tensor) -> Tensor:
         self.nonfinite_batches += 1
         return values[values.to(torch.float32).isfinite()]
-
-    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
-        """Follow device moves but keep the state's dtypes: `model.half()` must not round a range."""
-        before = dict(self._buffers)
-        super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
-        for name, old in before.items():
-            new = self._buffers[name]
-            if old is not None and new is not None and new.dtype != old.dtype:
-                self._buffers[name] = old.to(new.device)
-        return self
 
 
 class MinMaxEstimator(Estimator):

@@ -18,7 +18,7 @@ from torch import Tensor
 from torchao.quantization.pt2e.observer import ObserverBase
 
 from .errors import NonFiniteError, QuantmarkError, SharingConflictError, UncalibratedError
-from .estimators import Estimator, MinMaxEstimator
+from .estimators import Estimator, KeepsDtypes, MinMaxEstimator
 from .plan import Plan
 from .qparams import QParams, Scheme, choose_channel_qparams, choose_qparams
 from .ranges import Range
@@ -53,19 +53,22 @@ class Component:
         self.observers: dict[str, RangeObserver] = {}
         self.registry = registry if registry is not None else []
         self.frozen: Resolution | None = None
-        self._version = 0
-        self._resolved: tuple[int, Resolution] | None = None
+        self._resolved: Resolution | None = None
+        self._parts = plan.components(following=False)
+        self._part_of = {name: index for index, part in enumerate(self._parts) for name in part.cells}
+        self._resolved_parts: dict[int, Resolution] = {}
         self._warned: set[str] = set()
 
     def add(self, observer: RangeObserver) -> None:
         """Take in the observer of a cell."""
         self.observers[observer.cell.name] = observer
         self.registry.append(observer)
-        self.touch()
+        self.touch(observer.cell.name)
 
-    def touch(self) -> None:
-        """Note that an observer's state changed, so that the next question is answered afresh."""
-        self._version += 1
+    def touch(self, cell: str) -> None:
+        """Note that the observer of a cell changed, so that the next question is answered afresh."""
+        self._resolved = None
+        self._resolved_parts.pop(self._part_of[cell], None)
 
     def freeze(self) -> None:
         """Keep today's decisions, whatever is observed from now on (for the end of a training)."""
@@ -75,11 +78,30 @@ class Component:
         """Return the decisions that follow from what was observed so far."""
         if self.frozen:
             return self.frozen
-        if self._resolved is None or self._resolved[0] != self._version:
-            ranges = {name: r for name, observer in self.observers.items() if (r := observer.known_range())}
-            exact = {name: exact_range(self.observers[name].estimator) or r for name, r in ranges.items()}
-            self._resolved = (self._version, resolve(self.plan, ranges, exact))
-        return self._resolved[1]
+        if self._resolved is None:
+            self._resolved = self._resolve(self.plan)
+        return self._resolved
+
+    def _resolve(self, plan: Plan) -> Resolution:
+        observers = {name: self.observers[name] for name in plan.cells if name in self.observers}
+        ranges = {name: r for name, observer in observers.items() if (r := observer.known_range())}
+        exact = {name: exact_range(observers[name].estimator) or r for name, r in ranges.items()}
+        return resolve(plan, ranges, exact)
+
+    def _assigned(self, cell: str) -> Assignment:
+        """Return what `resolution` assigns to a cell, from the part of the plan that bears on it alone.
+
+        In training every fake-quantize asks at every step: resolving the whole plan each time would cost its square.
+        """
+        if self.frozen:
+            return self.frozen.assignments.get(cell) or Assignment(cell, None)
+        follows = self.plan.cells[cell].follows & self.plan.cells.keys()
+        if any(self._assigned(each).qparams is None for each in follows):
+            return Assignment(cell, None)
+        index = self._part_of[cell]
+        if index not in self._resolved_parts:
+            self._resolved_parts[index] = self._resolve(self._parts[index])
+        return self._resolved_parts[index].assignments.get(cell) or Assignment(cell, None)
 
     def assignment(self, observer: RangeObserver) -> Assignment:
         """Return what the observer's cell ends up with.
@@ -95,11 +117,10 @@ class Component:
             if observer.cell.name not in self._warned:
                 self._warned.add(observer.cell.name)
                 warnings.warn(f"left float: {trouble}", UncalibratedWarning, stacklevel=3)
-        found = self.resolution().assignments.get(observer.cell.name)
-        return found or Assignment(observer.cell.name, None)
+        return self._assigned(observer.cell.name)
 
 
-class RangeObserver(ObserverBase):
+class RangeObserver(KeepsDtypes, ObserverBase):
     """Observe one cell with one range for the whole tensor.
 
     Args:
@@ -207,7 +228,7 @@ class RangeObserver(ObserverBase):
 
     def _note_change(self) -> None:
         self._seen += 1
-        self.component.touch()
+        self.component.touch(self.cell.name)
 
     def _load_from_state_dict(self, *args: object, **kwargs: object) -> None:
         super()._load_from_state_dict(*args, **kwargs)
@@ -254,15 +275,17 @@ class PerChannelRangeObserver(RangeObserver):
 
     def forward(self, x: Tensor) -> Tensor:
         """Take in the weight and return it unchanged."""
-        if self.once and self._seen:
+        if self.once and self.known_range() is not None:
             return x
         values = x.detach().to(torch.float32).movedim(self.ch_axis, 0).flatten(1)
         if values.numel():
+            self.estimator.reset()
+            self.estimator.update(values)
+            if int(self.estimator.nonfinite_batches):
+                values = values.nan_to_num(nan=0.0, posinf=0.0, neginf=0.0)
             low, high = channel_ranges(values, self.scheme, search=self.search)
             self.channel_min.copy_(low)
             self.channel_max.copy_(high)
-            self.estimator.reset()
-            self.estimator.update(values)
             self._note_change()
         return x
 

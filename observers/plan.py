@@ -144,8 +144,12 @@ class Plan:
     joins: tuple[Join, ...] = ()
     hoists: tuple[Hoist, ...] = ()
 
-    def components(self) -> tuple[Plan, ...]:
-        """Return the plan cut into independent plans: no decision of one looks at a cell of another."""
+    def components(self, *, following: bool = True) -> tuple[Plan, ...]:
+        """Return the plan cut into independent plans: no decision of one looks at a cell of another.
+
+        Without `following`, a cell may be cut off from those that it follows: what is decided is the same, but for the
+        cells that stay float because one that they follow does.
+        """
         parent = {name: name for name in self.cells}
 
         def find(name: str) -> str:
@@ -158,7 +162,7 @@ class Plan:
             for name in names[1:]:
                 parent[find(name)] = find(names[0])
 
-        linked = [[name, *sorted(c.follows & self.cells.keys())] for name, c in self.cells.items() if c.follows]
+        linked = [[name, *sorted(c.follows & self.cells.keys())] for name, c in self.cells.items() if following]
         linked += [family_cells(family) for family in self.families]
         linked += [[j.output, *(i.cell for i in j.inputs)] for j in self.joins]
         linked += [list(hoist.costs) for hoist in self.hoists]
