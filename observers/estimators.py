@@ -123,20 +123,27 @@ class MinMaxEstimator(Estimator):
 
 
 class MovingAverageEstimator(Estimator):
-    """The exponential moving average of each batch's minimum and maximum, as torchao's observer of that name.
+    """The exponential moving average of each batch's minimum and maximum, after a start that covers every batch.
+
+    Until 1 / averaging_constant batches were seen an average says little of what a batch may hold, and the first one
+    would weigh most; so that long the range is that of min-max. From then on it follows the batches, as torchao's
+    observer of that name does.
 
     Args:
-        averaging_constant: the weight of the newest batch, in (0, 1]; the first batch is taken as it is.
+        averaging_constant: the weight of the newest batch, in (0, 1].
 
     Raises:
         ConfigError: if the constant is not in (0, 1].
     """
+
+    batches: Tensor
 
     def __init__(self, averaging_constant: float = 0.01) -> None:
         super().__init__()
         if not 0.0 < averaging_constant <= 1.0:
             raise ConfigError(f"averaging_constant must be in (0, 1], got {averaging_constant}")
         self.averaging_constant = averaging_constant
+        self.register_buffer("batches", torch.tensor(0, dtype=torch.int64))
 
     def update(self, values: Tensor) -> None:
         """Take in one batch."""
@@ -146,13 +153,19 @@ class MovingAverageEstimator(Estimator):
             if values.numel() == 0:
                 return
             low, high = torch.aminmax(values)
-        weight = self.averaging_constant if self.min_val.item() <= self.max_val.item() else 1.0
-        if weight == 1.0:
-            self.min_val.copy_(low)
-            self.max_val.copy_(high)
+        low, high = low.to(self.min_val), high.to(self.max_val)
+        self.batches += 1
+        if self.batches.item() * self.averaging_constant <= 1.0:
+            torch.minimum(self.min_val, low, out=self.min_val)
+            torch.maximum(self.max_val, high, out=self.max_val)
         else:
-            self.min_val.lerp_(low.to(self.min_val), weight)
-            self.max_val.lerp_(high.to(self.max_val), weight)
+            self.min_val.lerp_(low, self.averaging_constant)
+            self.max_val.lerp_(high, self.averaging_constant)
+
+    def reset(self) -> None:
+        """Forget all batches."""
+        super().reset()
+        self.batches.zero_()
 
 
 class HistogramEstimator(MinMaxEstimator):
