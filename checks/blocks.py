@@ -47,7 +47,7 @@ def _split(facts: Facts, block: Block) -> Iterator[Finding]:
     after = _only(follower, is_quantize)
     outer = facts.encoding(after) if after is not None else None
     loss = _loss_db(middle, outer, follower)
-    symmetric = middle is not None and outer is not None and middle.is_symmetric and outer.is_symmetric
+    symmetric = facts.is_symmetric and middle is not None and outer is not None and outer.is_symmetric
     if facts.given and symmetric and facts.config.blocks.symmetric_activation is SymmetricActivation.SEPARATE:
         return
     why = "the value between them is quantized"

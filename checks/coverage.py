@@ -67,19 +67,26 @@ def _islands(facts: Facts) -> Iterator[Finding]:
     units: dict[Node, list[Node]] = {head_of.get(node, node): [] for node in inside}
     for node in inside:
         units[head_of.get(node, node)].append(node)
+    alone: dict[str, list[Node]] = {}
     for island in _connected(units, head_of):
-        names = [op_name(node) for node in island]
-        if len(island) == 1 and (not facts.given or facts.runs_quantized(island[0])):
-            continue
-        shown = ", ".join(node.name for node in island[:SHOWN]) + (", ..." if len(island) > SHOWN else "")
-        yield finding(
-            "QM603",
-            Severity.INFO,
-            island[0],
-            f"{len(names)} op{'s run' if len(names) > 1 else ' runs'} in float between quantized ones: {shown}",
-            "annotate what the backend runs quantized, or accept float kernels there",
-            {"ops": float(len(names))},
-        )
+        if len(island) > 1:
+            yield _float(island, f"{len(island)} ops run in float between quantized ones")
+        elif facts.given and not facts.runs_quantized(island[0]):
+            alone.setdefault(op_name(island[0]), []).append(island[0])
+    for name, nodes in alone.items():
+        yield _float(nodes, f"{facts.config.name} runs {name} in float, between quantized ops")
+
+
+def _float(nodes: list[Node], what: str) -> Finding:
+    shown = ", ".join(node.name for node in nodes[:SHOWN]) + (", ..." if len(nodes) > SHOWN else "")
+    return finding(
+        "QM603",
+        Severity.INFO,
+        nodes[0],
+        f"{what}: {shown}",
+        "annotate what the backend runs quantized, or accept float kernels there",
+        {"ops": float(len(nodes))},
+    )
 
 
 def _reached(

@@ -197,6 +197,12 @@ class Facts:
         return found
 
     @cached_property
+    def is_symmetric(self) -> bool:
+        """Tell whether all activations are symmetric (or one-sided), so that it is by intent where one is."""
+        encodings = [encoding for _, _, encoding in self.activations]
+        return all(e.qparams.zero_point == e.scheme.symmetric_zero_point for e in encodings)
+
+    @cached_property
     def weights(self) -> list[tuple[Node, Encoding, torch.Tensor | None]]:
         """(dequantize, qparams, codes) of every quantized constant; codes None where they aren't stored as such."""
         found = []

@@ -23,8 +23,7 @@ if TYPE_CHECKING:
 
 _MOVING: Final = MOVEMENT | NO_OPS | SELECTS | POOLS | {"getitem"}
 HAIR_DB: Final = 0.1  # a difference of scales below it is no loss worth a finding
-CLIPPED_HAIR: Final = 0.01  # the part of a range that may be cut off without a finding: estimators cut tails
-CLIPPED_MUCH: Final = 0.1  # the part beyond which values are surely among what is cut off
+CLIPPED: Final = 0.1  # the part of a range that may be cut off without a finding: estimators cut tails
 
 
 @dataclass(frozen=True)
@@ -36,12 +35,14 @@ class Origin:
         dequantize: the dequantize above them, or None where the value is float.
         before: its qparams.
         held: the values that it can hold: what its qparams represent, within the bounds of what it quantized.
+        is_part: it may hold far less, as it was picked out of a larger tensor with the same qparams.
     """
 
     path: tuple[Node, ...]
     dequantize: Node | None = None
     before: Encoding | None = None
     held: Range | None = None
+    is_part: bool = False
 
 
 def find(facts: Facts) -> Iterator[Finding]:
@@ -55,7 +56,7 @@ def find(facts: Facts) -> Iterator[Finding]:
         origin = trace(facts, value)
         if origin.before is None or origin.before.means_the_same(encoding):
             continue
-        yield from _moved(facts, value, origin, encoding) if origin.path else _again(value, origin, encoding)
+        yield from (_moved if origin.path else _again)(facts, value, origin, encoding)
 
 
 def trace(facts: Facts, value: Node) -> Origin:
@@ -70,7 +71,12 @@ def trace(facts: Facts, value: Node) -> Origin:
     held, source = encoding.qparams.representable, node.args[0]
     quantized = source.args[0] if isinstance(source, Node) and source.args else None
     bounds = clamp_bounds(quantized) if isinstance(quantized, Node) else None
-    return Origin(tuple(path), node, encoding, held.clamp(bounds) if bounds else held)
+    is_part = any(_picks(each) for each in (*path, quantized) if isinstance(each, Node))
+    return Origin(tuple(path), node, encoding, held.clamp(bounds) if bounds else held, is_part)
+
+
+def _picks(node: Node) -> bool:
+    return op_name(node) in SELECTS | POOLS | {"getitem"}
 
 
 def _losses(origin: Origin, after: Encoding) -> tuple[float, float]:
@@ -79,6 +85,7 @@ def _losses(origin: Origin, after: Encoding) -> tuple[float, float]:
         return 0.0, 0.0  # from 16 to 8 bits: rescaled by intent, and not everything in range is in use
     limits, step = after.qparams.representable, after.scales[0] / 2
     part = clipped_part(origin.held, type(limits)(limits.min - step, limits.max + step))
+    part = 0.0 if origin.is_part else part
     return max(0.0, sharing_loss_db(after.scales[0], origin.before.scales[0])), part
 
 
@@ -88,28 +95,33 @@ def _numbers(origin: Origin, after: Encoding) -> dict[str, float]:
     return after.numbers() | before | {"loss_db": loss, "clipped": part}
 
 
-def _again(value: Node, origin: Origin, after: Encoding) -> Iterator[Finding]:
+def _again(facts: Facts, value: Node, origin: Origin, after: Encoding) -> Iterator[Finding]:
     """Find a dequantize that is quantized again at once."""
     loss, part = _losses(origin, after)
     node = _quantized(value)
     if loss > HAIR_DB:
         yield finding(
             "QM401",
-            Severity.WARNING,
+            _severity(facts, loss),
             node,
             f"quantized a second time with finer steps, which restores nothing of the {loss:.1f} dB lost by the first",
             "quantize the value once, with the second qparams; or leave the first float",
             _numbers(origin, after),
         )
-    if part > CLIPPED_HAIR:
+    if part > CLIPPED:
         yield finding(
             "QM402",
-            Severity.WARNING if part > CLIPPED_MUCH else Severity.INFO,
+            Severity.WARNING,
             node,
             f"requantized to a range that cuts off {part:.0%} of the one before",
             "let the second range cover the first, or let both share qparams",
             _numbers(origin, after),
         )
+
+
+def _severity(facts: Facts, loss_db: float) -> Severity:
+    """Return how much a loss matters: sharing may cost as much as the config has for it."""
+    return Severity.WARNING if loss_db > facts.config.branches.max_root_loss_db else Severity.INFO
 
 
 def _quantized(dequantize: Node) -> Node:
@@ -122,9 +134,7 @@ def _quantized(dequantize: Node) -> Node:
 def _moved(facts: Facts, value: Node, origin: Origin, after: Encoding) -> Iterator[Finding]:
     """Find ops that only move values, but have other qparams below than above."""
     loss, part = _losses(origin, after)
-    # Behind a select the values need not fill the range above it, so that a smaller one below cuts off none.
-    picks = any(op_name(node) in SELECTS | POOLS | {"getitem"} for node in origin.path)
-    lossy = loss > HAIR_DB or (part > CLIPPED_HAIR and not picks)
+    lossy = part > CLIPPED or _severity(facts, loss) is Severity.WARNING
     op = origin.path[-1]
     moves = [node for node in origin.path if op_name(node) != "getitem"]
     fails = len(moves) == 1 and op_name(op).removesuffix("_with_indices") in facts.config.limits.equal_sides
@@ -154,7 +164,7 @@ def _join(facts: Facts, join: Node, after: Encoding) -> Iterator[Finding]:
         if origin.before is None or origin.before.means_the_same(after):
             continue
         _, part = _losses(origin, after)
-        cuts = part > CLIPPED_HAIR
+        cuts = part > CLIPPED
         wrong = fails and not origin.path
         yield finding(
             "QM502",

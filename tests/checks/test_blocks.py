@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 from dataclasses import replace
 from functools import cache
+from typing import Any
 
 import pytest
 import torch
@@ -29,7 +30,7 @@ class Net(nn.Module):
         torch.manual_seed(0)
         self.a, self.b, self.c = nn.Conv2d(3, 4, 3), nn.Conv2d(4, 4, 1), nn.Conv2d(4, 4, 1)
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x: Tensor) -> Any:
         y = torch.relu(self.a(x))
         z = nn.functional.relu6(self.b(y))
         return torch.relu(self.c(z) + y)
@@ -76,7 +77,7 @@ def test_a_pair_between_head_and_clamp(graph: GraphModule) -> None:
 
 def test_the_loss_is_what_fused_qparams_would_gain(graph: GraphModule) -> None:
     """A relu whose output shares the signed qparams of its input could have twice the resolution."""
-    shared = {"scale": 0.05, "zero_point": 0}
+    shared: dict[str, Any] = {"scale": 0.05, "zero_point": 0}
     set_qparams(quantize_after(the(graph, "relu")), **shared)
     insert_pair(the(graph, "conv2d"), quantize_after(the(graph, "relu")))
     found = only(graph, GENERIC, "QM101")

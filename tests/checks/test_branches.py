@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 from dataclasses import replace
 from functools import cache
+from typing import Any
 
 import pytest
 import torch
@@ -28,8 +29,8 @@ class Towers(nn.Module):
         torch.manual_seed(0)
         self.towers = nn.ModuleList(nn.Linear(4, 4) for _ in range(parts))
 
-    def forward(self, x: Tensor) -> Tensor:
-        return sum(tower(x[:, 4 * i : 4 * i + 4]) for i, tower in enumerate(self.towers))  # type: ignore[return-value]
+    def forward(self, x: Tensor) -> Any:
+        return sum(tower(x[:, 4 * i : 4 * i + 4]) for i, tower in enumerate(self.towers))
 
 
 @cache

@@ -130,7 +130,8 @@ def test_a_weight_scale_that_can_not_be(graph: GraphModule) -> None:
 
 def test_a_dead_channel_that_was_left_alone_is_no_finding() -> None:
     torch.manual_seed(0)
-    model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU()).eval()
+    conv = nn.Conv2d(3, 4, 3)
     with torch.no_grad():
-        model[0].weight[1] = 0.0  # type: ignore[index, union-attr]
+        conv.weight[1] = 0.0
+    model = nn.Sequential(conv, nn.ReLU()).eval()
     assert check(quantize(model, X, GENERIC).converted, GENERIC).findings == ()

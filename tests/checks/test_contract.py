@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from functools import cache
+from typing import Any
 
 import pytest
 import torch
@@ -27,7 +28,7 @@ def _converted(activation: str) -> GraphModule:
     return quantize(model, X, GENERIC).converted
 
 
-def planted(activation: str, **fields: float) -> GraphModule:
+def planted(activation: str, **fields: Any) -> GraphModule:
     graph = copy.deepcopy(_converted(activation))
     set_qparams(quantize_after(the(graph, "hardtanh" if activation == "two" else activation)), **fields)
     return graph
@@ -52,7 +53,7 @@ def test_a_kept_contract_is_no_finding(activation: str, config: configs.BackendC
         ("two", {"zero_point": -58}, ["QM202"]),
     ],
 )
-def test_a_broken_contract(activation: str, fields: dict[str, float], codes: list[str]) -> None:
+def test_a_broken_contract(activation: str, fields: dict[str, Any], codes: list[str]) -> None:
     report = check(planted(activation, **fields), GENERIC)
     assert [f.code for f in report.findings] == codes
     assert {f.severity for f in report.findings} == {Severity.ERROR}
@@ -86,7 +87,7 @@ def test_a_backend_that_keeps_the_bounds_is_only_told() -> None:
 
 def test_a_residual_activation_is_only_assumed_without_a_config() -> None:
     class Residual(nn.Module):
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
+        def forward(self, x: torch.Tensor) -> Any:
             return torch.relu(x + x.abs())
 
     graph = quantize(Residual(), X, GENERIC).converted
@@ -97,7 +98,7 @@ def test_a_residual_activation_is_only_assumed_without_a_config() -> None:
 
 def test_no_contract_where_the_clamp_stands_alone() -> None:
     class Alone(nn.Module):
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
+        def forward(self, x: torch.Tensor) -> Any:
             return torch.relu(x).neg()
 
     graph = quantize(Alone(), X, GENERIC).converted

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from functools import cache
+from typing import Any
 
 import pytest
 import torch
@@ -26,7 +27,7 @@ class Net(nn.Module):
         torch.manual_seed(0)
         self.a, self.b, self.c = nn.Conv2d(3, 4, 1), nn.Conv2d(4, 4, 1), nn.Conv2d(8, 4, 1)
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x: Tensor) -> Any:
         y = self.a(x)
         z = nn.functional.max_pool2d(self.b(y).permute(0, 1, 3, 2), 2)
         return self.c(torch.cat([nn.functional.max_pool2d(y, 2) * 2.0, z], 1))
@@ -38,7 +39,7 @@ class Halves(nn.Module):
         torch.manual_seed(0)
         self.a, self.b = nn.Conv2d(3, 8, 1), nn.Conv2d(4, 4, 1)
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x: Tensor) -> Any:
         y = self.a(x)
         return self.b(y[:, :4]) + self.b(y[:, 4:])
 
@@ -88,12 +89,11 @@ def test_a_range_that_shifts_cuts_one_side(graph: GraphModule) -> None:
     (dequantize, *_) = first.users
     pair = pair_of(first)
     second = insert_pair(dequantize, first, zero_point=pair.zero_point + 20)
-    (finding,) = [f for f in check(graph, GENERIC).findings if f.code == "QM402"]
-    assert finding.severity is Severity.INFO
-    assert finding.numbers["clipped"] == pytest.approx(19.5 / 255, abs=1e-4)
+    assert [f for f in found(graph) if f[0] == "QM402"] == []  # estimators cut tails of that size
     set_qparams(second, zero_point=pair.zero_point - 60)
     (finding,) = [f for f in check(graph, GENERIC).findings if f.code == "QM402"]
     assert finding.severity is Severity.WARNING
+    assert finding.numbers["clipped"] == pytest.approx(59.5 / 255, abs=1e-4)
 
 
 def test_what_a_relu_can_not_write_is_not_cut_off(graph: GraphModule) -> None:
@@ -112,7 +112,13 @@ def test_what_a_relu_can_not_write_is_not_cut_off(graph: GraphModule) -> None:
 def test_from_16_to_8_bits_is_meant(graph: GraphModule) -> None:
     first = quantize_after(the(graph, "conv2d"))
     (dequantize, *_) = first.users
-    wide = {"dtype": torch.int16, "quant_min": -32767, "quant_max": 32767, "zero_point": 0, "scale": 1e-3}
+    wide: dict[str, Any] = {
+        "dtype": torch.int16,
+        "quant_min": -32767,
+        "quant_max": 32767,
+        "zero_point": 0,
+        "scale": 1e-3,
+    }
     insert_pair(dequantize, first)
     set_qparams(first, **wide)
     assert [f for f in found(graph) if f[0][2] == "4"] == []
@@ -125,10 +131,12 @@ def test_movement_whose_sides_disagree(graph: GraphModule) -> None:
     set_qparams(below, scale=scale * 1.5)
     assert ("QM501", "permute", Severity.INFO) in found(graph)  # a rescale that sharing would save
     assert ("QM501", "permute", Severity.ERROR) in found(graph, XNNPACK)  # does not load
-    set_qparams(below, scale=scale / 2)
+    set_qparams(below, scale=scale / 1.5)
+    assert ("QM501", "permute", Severity.WARNING) in found(graph)  # cuts off
+    set_qparams(below, scale=scale / 2.1)
     (finding,) = [f for f in check(graph, GENERIC).findings if f.node == "permute"]
     assert (finding.code, finding.severity) == ("QM501", Severity.WARNING)
-    assert finding.numbers["loss_db"] == pytest.approx(6.02, abs=0.01)
+    assert finding.numbers["loss_db"] == pytest.approx(6.44, abs=0.01)
 
 
 def test_several_moves_in_a_row_run_in_float_together(graph: GraphModule) -> None:
@@ -154,7 +162,7 @@ def test_a_select_below_a_quantized_root() -> None:
 
 def test_a_join_whose_operand_disagrees(graph: GraphModule) -> None:
     cat = the(graph, "cat")
-    operand = cat.args[0][1]  # type: ignore[index]
+    operand = cat.args[0][0]  # type: ignore[index]
     assert isinstance(operand, Node)
     source = operand.args[0]
     assert isinstance(source, Node)
