@@ -11,6 +11,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, cast
 
 import torch
+from torch.fx.traceback import NodeSource, NodeSourceAction
 from torchao.quantization.pt2e.fake_quantize import FakeQuantize
 from torchao.quantization.pt2e.utils import create_getattr_from_value
 
@@ -108,7 +109,8 @@ def _describe(place: Node, value: Node, quantized: Node, dequantized: Node, dtyp
     """Record where a pair comes from and what it yields, as export does for its nodes."""
     fake = value.meta.get("val")
     for node, result in ((quantized, dtype), (dequantized, None)):
-        for key in ("from_node", "nn_module_stack", "stack_trace"):
+        node.meta["from_node"] = [NodeSource(place, "quantmark", [NodeSourceAction.CREATE])]
+        for key in ("nn_module_stack", "stack_trace"):
             if key in place.meta:
                 node.meta[key] = place.meta[key]
         if isinstance(fake, torch.Tensor):
