@@ -80,6 +80,7 @@ def fold_batch_norms(
             factor, offset = _factor_and_offset(model, norm, argument(head, rule.bias))
             _fold(model, head, _Folded(rule.weight, rule.bias, values, factor, offset), observer, write_pair)
             norm.replace_all_uses_with(head)
+            _drop_counter(norm)
             head.graph.erase_node(norm)
 
 
@@ -122,6 +123,17 @@ def _factor_and_offset(model: GraphModule, norm: Node, bias: object) -> tuple[Te
     factor = torch.rsqrt(var + eps) * (1.0 if gamma is None else gamma)
     offset = factor * ((0.0 if b is None else b) - mean) + (0.0 if beta is None else beta)
     return factor, offset
+
+
+def _drop_counter(norm: Node) -> None:
+    """Erase what counts the batches that a batch norm has seen in training: nothing reads it any more."""
+    mean = argument(norm, "running_mean")
+    owner = str(mean.target).rpartition(".")[0] if isinstance(mean, Node) else ""
+    for counter in norm.graph.find_nodes(op="get_attr", target=f"{owner}.num_batches_tracked"):
+        if all(op_name(user) == "add" and not user.users for user in counter.users):
+            for user in list(counter.users):
+                norm.graph.erase_node(user)
+            norm.graph.erase_node(counter)
 
 
 def _attribute(model: GraphModule, head: Node, prefix: str, value: Tensor) -> Node:

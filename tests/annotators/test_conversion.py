@@ -182,6 +182,8 @@ def trained(made: dict[str, Any], config: BackendConfig) -> tuple[GraphModule, t
 def test_no_batch_norm_is_left_in_a_block_after_training(made: dict[str, Any]) -> None:
     converted, expected, inputs = trained(made, minmax_config(is_qat=True))
     assert calls(converted, "batch_norm") == []
+    if made is NORMED:
+        assert calls(converted, "add_") == []  # batches are counted no longer
     for output in outputs(converted):
         pair, clamp = pair_of(output), quantized_value(output)
         assert pair.zero_point == pair.quant_min
