@@ -36,11 +36,21 @@ _LIB = torch.ops.quantized_decomposed
 def replace_with_pairs(node: Node, assignment: Assignment) -> None:
     """Replace an observer node by the quantize/dequantize pairs that its cell was assigned."""
     value = cast("Node", node.args[0])
-    if assignment.qparams is not None:
+    if assignment.qparams is None:
+        for neighbour in (value, *node.users):
+            _unmark(neighbour)
+    else:
         for qparams in filter(None, (assignment.through, assignment.qparams)):
             value = _pair(node, value, qparams)
     node.replace_all_uses_with(value)
     node.graph.erase_node(node)
+
+
+def _unmark(node: Node) -> None:
+    """Take back the mark by which a partitioner knows a quantized op: a tensor beside it was left float."""
+    custom = node.meta.get("custom")
+    if custom and {"quantized": True} in custom.values():
+        node.meta["custom"] = {key: value for key, value in custom.items() if value != {"quantized": True}}
 
 
 def _pair(node: Node, value: Node, qparams: QParams) -> Node:

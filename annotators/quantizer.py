@@ -162,8 +162,8 @@ class BackendQuantizer(Quantizer):
         relate_hoists(draft, roles)
         self.record = Record({n.name: b for n, b in roles.blocks.items()})
         self._write(draft, roles)
-        mark_inside([n for n in roles.of if roles.role(n) is not Role.TUPLE])
-        mark_inside([n for n in in_place if n.op == "call_function"])
+        mark_inside((n, roles.configs[n].marker) for n in roles.of if roles.role(n) is not Role.TUPLE)
+        mark_inside((n, None) for n in in_place if n.op == "call_function")
         self._annotate_rest(model, scope)
         if draft.places:
             self.record.branches = prepare_branches(model, self._again)

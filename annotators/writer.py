@@ -31,7 +31,7 @@ from .conversion import (
 from .graph import constant_tensor, is_constant, operands, users, where
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterable
 
     from torch import nn
     from torchao.quantization.pt2e.quantizer import QuantizationSpecBase
@@ -99,7 +99,8 @@ def write(draft: Draft, plan: Plan, presets: dict[str, Estimator] | None = None)
             node.meta[Q_ANNOTATION_KEY] = QuantizationAnnotation(
                 input_qspec_map=inputs, output_qspec=output, allow_implicit_sharing=False, _annotated=True
             )
-            claim(node)
+            cell = next(c for place in [node, *((v, node) for v in inputs)] if (c := draft.places.get(place)))
+            claim(node, draft.configs[cell].marker)
             nodes.add(node)
     return Written(specs.components, specs.anchors, nodes)
 
@@ -129,16 +130,21 @@ def activation_spec(scheme: Scheme, factory: ObserverFactory, axis: int | None =
     )
 
 
-def claim(node: Node) -> None:
-    """Mark the node as taken for quantizers that don't look at annotations (executorch 1.5.1: Arm, Cortex-M)."""
+def claim(node: Node, marker: str | None = None) -> None:
+    """Mark the node as taken for quantizers that don't look at annotations (executorch 1.5.1: Arm, Cortex-M).
+
+    `marker` is the key by which the backend's partitioner knows a quantized node; it survives export and lowering.
+    """
     node.meta["quantizer_matched"] = True
+    if marker:
+        node.meta["custom"] = {**node.meta.get("custom", {}), marker: {"quantized": True}}
 
 
-def mark_inside(nodes: list[Node]) -> None:
+def mark_inside(nodes: Iterable[tuple[Node, str | None]]) -> None:
     """Mark the inner nodes of blocks as annotated, so that no later quantizer claims them."""
-    for node in nodes:
+    for node, marker in nodes:
         if Q_ANNOTATION_KEY not in node.meta:
-            claim(node)
+            claim(node, marker)
             node.meta[Q_ANNOTATION_KEY] = QuantizationAnnotation(allow_implicit_sharing=False, _annotated=True)
 
 

@@ -1,5 +1,6 @@
 """One config per backend: `configs.xnnpack()`, ... Each returns a frozen `BackendConfig`."""
 
+from .arm import arm_tosa
 from .base import (
     ActivationConfig,
     BackendConfig,
@@ -26,6 +27,7 @@ __all__ = [
     "OpRules",
     "SymmetricActivation",
     "WeightConfig",
+    "arm_tosa",
     "cadence",
     "xnnpack",
 ]

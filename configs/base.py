@@ -223,6 +223,7 @@ class BackendConfig:
         joins: how joins are treated.
         ops: which other ops are quantized.
         limits: what the runtime can't do although lowering takes it (for the checks).
+        marker: a key under `node.meta["custom"]` by which the backend's partitioner knows a quantized node, or None.
         is_qat: place fake-quantize modules instead of observers.
         on_uncalibrated: "error" raises where an observer saw no data, or NaN/inf; "warn" leaves that tensor
             float and records a finding.
@@ -238,6 +239,7 @@ class BackendConfig:
     joins: JoinRules = field(default_factory=JoinRules)
     ops: OpRules = field(default_factory=OpRules)
     limits: Limits = field(default_factory=Limits)
+    marker: str | None = None
     is_qat: bool = False
     on_uncalibrated: Literal["error", "warn"] = "error"
     rest: Quantizer | None = None

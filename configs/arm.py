@@ -1,0 +1,119 @@
+"""Arm: TOSA and the Ethos-U NPUs, as executorch 1.5.1 lowers to them.
+
+Every rule was read in executorch 1.5.1 (paths below are under `executorch/backends/arm/`):
+
+* int8: affine activations, symmetric int8 weights per channel or per tensor, int32 bias with scale = input scale *
+  weight scale (`quantizer/arm_quantizer.py`, get_symmetric_quantization_config). 16 bit: symmetric int16 activations
+  (get_symmetric_a16w8_quantization_config). 4 bit: weights -7..7 (get_symmetric_a8w4_quantization_config).
+* relu and hardtanh disappear into the rescale behind a convolution, linear or add; what is left of them is the output's
+  zero point and codes (`_passes/fuse_quantized_activation_pass.py`). The activation contract decides correctness.
+* Data movement, CONCAT, pools, relu and clamp don't rescale: both sides have one qparams; a requantize before a
+  CONCAT is a RESCALE of its own (`quantizer/quantization_annotator.py`, _one_to_one_shared_input_qspec).
+* An integer-only graph has no float op inside: a packed graph input is quantized branch by branch outside the
+  delegate; a computed root can be int16 where the int16 extension is there, and is shared otherwise.
+* The partitioner takes a node for quantized only if its `meta["custom"]` carries Arm's annotation info
+  (`common/annotation_meta.py`).
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING, Final
+
+from ..observers.errors import UnsupportedOptionError
+from ..observers.qparams import INT8_AFFINE, INT8_SYMMETRIC, INT16_SYMMETRIC, Scheme
+from ..observers.rules import BranchRules, JoinOutcome, JoinRules, Outcome
+from .base import (
+    ActivationConfig,
+    BackendConfig,
+    BiasConfig,
+    BiasKind,
+    BlockRules,
+    EstimatorName,
+    OpRules,
+    SymmetricActivation,
+    WeightConfig,
+)
+
+if TYPE_CHECKING:
+    from torchao.quantization.pt2e.quantizer import Quantizer
+
+_MARKER: Final = "_arm_annotation_info"
+_HEADS: Final = frozenset({"conv1d", "conv2d", "conv3d", "conv_transpose2d", "linear"})
+_OWN: Final = frozenset(
+    {"add", "sub", "mul", "mm", "bmm", "matmul", "abs", "exp", "log", "reciprocal", "rsqrt", "sigmoid", "tanh", "sum"}
+    | {"hardsigmoid", "hardswish", "leaky_relu", "elu", "gelu", "silu", "pow", "sin", "cos", "erf", "floor", "ceil"}
+    | {"minimum", "maximum", "neg", "mean", "avg_pool2d", "adaptive_avg_pool2d", "relu", "relu6", "hardtanh", "clamp"}
+)
+_SHARED: Final = frozenset(
+    {"squeeze", "unsqueeze", "reshape", "repeat", "expand", "view", "view_as", "_unsafe_view", "transpose", "moveaxis"}
+    | {"movedim", "t", "tile", "flip", "contiguous", "unflatten", "permute", "flatten", "dropout", "alias", "clone"}
+    | {"detach", "pixel_shuffle", "pixel_unshuffle", "max_pool2d", "amax", "amin"}
+)
+_SELECTS: Final = frozenset(
+    {"slice", "select", "narrow", "split", "split_with_sizes", "chunk", "unbind", "index_select"}
+)
+
+
+def arm_tosa(
+    *,
+    activation: str = "int8",
+    per_channel: bool = True,
+    is_qat: bool = False,
+    eps: float = 2.0**-16,
+    estimator: EstimatorName | None = None,
+    weight_bits: int = 8,
+    int16: bool | None = None,
+    rest: Quantizer | None = None,
+) -> BackendConfig:
+    """Return the config for a TOSA integer profile.
+
+    Args:
+        activation: "int8" (affine), "sym8" (symmetric int8) or "int16" (symmetric).
+        per_channel: one weight scale per output channel instead of one per tensor.
+        is_qat: for `prepare_qat_pt2e`.
+        eps: floor of every scale, in real units per code.
+        estimator: "minmax", "moving_average", "histogram" or "percentile"; histogram by default, moving_average in
+            QAT.
+        weight_bits: 8 or 4.
+        int16: the target has the int16 extension, so that a root can be widened; by default where activation is
+            "int16".
+        rest: another quantizer for whatever this config leaves.
+
+    Raises:
+        UnsupportedOptionError: for an option that TOSA lacks.
+    """
+    schemes = {"int8": INT8_AFFINE, "sym8": INT8_SYMMETRIC, "int16": INT16_SYMMETRIC}
+    weights = {8: INT8_SYMMETRIC, 4: Scheme(quant_min=-7, quant_max=7, symmetric=True)}
+    if activation not in schemes:
+        raise UnsupportedOptionError(f'arm_tosa has activation="int8", "sym8" or "int16", not {activation!r}')
+    if weight_bits not in weights:
+        raise UnsupportedOptionError(f"arm_tosa has weight_bits=8 or 4, not {weight_bits!r}")
+    wide = (activation == "int16" if int16 is None else int16) and activation != "int16"
+    return BackendConfig(
+        name="arm_tosa",
+        activation=ActivationConfig(
+            scheme=replace(schemes[activation], eps=eps),
+            estimator=estimator or ("moving_average" if is_qat else "histogram"),
+        ),
+        weight=WeightConfig(scheme=replace(weights[weight_bits], eps=eps), per_channel=per_channel),
+        bias=BiasConfig(kind=BiasKind.INT32_DERIVED),
+        blocks=BlockRules(
+            heads=_HEADS,
+            activations=frozenset({"relu", "relu6", "hardtanh"}),
+            residual_heads=frozenset({"add", "sub"}),
+            residual_activations=frozenset({"relu", "relu6", "hardtanh"}),
+            symmetric_activation=SymmetricActivation.SEPARATE,
+        ),
+        branches=BranchRules(outcomes=(Outcome.SHARED, Outcome.INDEPENDENT, *([Outcome.WIDE_ROOT] if wide else []))),
+        joins=JoinRules(outcomes=(JoinOutcome.SHARED, JoinOutcome.REQUANTIZE)),
+        ops=OpRules(
+            own=_OWN,
+            shared=_SHARED,
+            selects=_SELECTS,
+            joins=frozenset({"cat", "concat", "concatenate", "stack", "hstack", "vstack", "where"}),
+        ),
+        marker=_MARKER,
+        is_qat=is_qat,
+        rest=rest,
+    )
