@@ -10,9 +10,10 @@ from ..annotators.graph import op_name, users
 from ..configs.base import BiasKind, SymmetricActivation
 from ..configs.ops import BATCH_NORMS, HEADS, MOVEMENT
 from ..observers.qparams import INT8_AFFINE, scale_of, sharing_loss_db
+from .encoding import Encoding
 from .findings import Finding, Severity
 from .kinds import Kind
-from .qdq import Encoding, Facts, Head, finding, head_names, is_dequantize, is_quantize
+from .qdq import Facts, Head, finding, head_names, is_dequantize, is_quantize
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -9,10 +9,11 @@ from ..annotators.graph import numel, op_name, users
 from ..observers.qparams import scale_of, sharing_loss_db
 from ..observers.ranges import union
 from ..observers.rules import HoistRule
+from .encoding import Encoding
 from .findings import Finding, Severity
 from .kinds import Kind
 from .losses import detour_loss_db
-from .qdq import Encoding, Facts, finding, is_dequantize, is_quantize
+from .qdq import Facts, finding, is_dequantize, is_quantize
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -9,9 +9,10 @@ import torch
 
 from ..annotators.blocks import clamp_bounds
 from ..observers.qparams import sharing_loss_db
+from .encoding import Encoding
 from .findings import Finding, Severity
 from .kinds import Kind
-from .qdq import Encoding, Facts, finding, is_dequantize
+from .qdq import Facts, finding, is_dequantize
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

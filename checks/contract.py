@@ -6,9 +6,10 @@ from typing import TYPE_CHECKING
 
 from ..annotators.graph import op_name
 from ..configs.ops import HEADS
+from .encoding import Encoding
 from .findings import Finding, Severity
 from .kinds import Kind
-from .qdq import Encoding, Facts, finding
+from .qdq import Facts, finding
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

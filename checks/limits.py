@@ -11,7 +11,7 @@ from ..annotators.graph import argument, op_name, users
 from ..configs.ops import HEADS, MOVEMENT
 from .findings import Finding, Severity
 from .kinds import Kind
-from .qdq import Facts, Head, finding, head_names, is_quantize
+from .qdq import Facts, Head, finding, head_names, is_quantize, quantized_value
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -30,6 +30,8 @@ def find(facts: Facts) -> Iterator[Finding]:
             yield from _torn(facts, head)
     if limits.whole_blocks:
         yield from _unknown_heads(facts)
+    if limits.uniform_readers:
+        yield from _mixed_readers(facts)
     dtypes = limits.activation_dtypes
     for value, _, encoding in facts.activations:
         if dtypes is not None and encoding.scheme.dtype not in dtypes:
@@ -117,6 +119,36 @@ def _unknown_heads(facts: Facts) -> Iterator[Finding]:
             yield _garbage(facts, node, "no quantized kernel")
 
 
+def _mixed_readers(facts: Facts) -> Iterator[Finding]:
+    """Find dequantize ops that are read by quantized and by float ops (or by the graph's output)."""
+    heads = {head.node: head for head in facts.heads}
+    for dequantize in facts.dequantizes:
+        readers = users(dequantize)
+        if len(readers) < 2 or facts.is_constant(dequantize):
+            continue
+        quantized = [reader for reader in readers if _runs_quantized(facts, reader, heads.get(reader))]
+        floats = [reader for reader in readers if reader not in quantized]
+        if quantized and floats:
+            yield finding(
+                "QM805",
+                Severity.ERROR,
+                quantized_value(dequantize),
+                f"one dequantize is read by {quantized[0].name}, which runs quantized, and by {floats[0].name}, which "
+                f"does not: {facts.config.name} can't load or run it",
+                "give each reader a dequantize of its own, as convert_pt2e does for ops that are annotated",
+                {"readers": float(len(readers)), "float": float(len(floats))},
+            )
+
+
+def _runs_quantized(facts: Facts, reader: Node, head: Head | None) -> bool:
+    if head is not None:
+        return head.weight.is_quantized
+    if not facts.runs_quantized(reader):
+        return False
+    readers = users(facts.block(reader).output)
+    return bool(readers) and all(map(is_quantize, readers))
+
+
 def _garbage(facts: Facts, node: Node, missing: str) -> Finding:
     return finding(
         "QM803",
@@ -158,6 +190,7 @@ KIND = Kind(
         "QM802": "a bias overflows the integer in which the backend adds it",
         "QM803": "a weight is quantized in an op that the backend does not run quantized",
         "QM804": "an activation's dtype is none that the backend has kernels for",
+        "QM805": "a dequantize is read by quantized and by float ops",
     },
     find,
 )

@@ -5,7 +5,6 @@ x -> quantize -> dequantize -> head -> clamp -> quantize -> ...        constant 
 
 from __future__ import annotations
 
-import ctypes
 import math
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -19,8 +18,9 @@ from ..annotators.graph import argument, constant_value, module_path, op_name, u
 from ..configs.base import BackendConfig
 from ..configs.ops import HEADS, MOVEMENT, NO_OPS, HeadRule
 from ..observers.errors import ConfigError
-from ..observers.qparams import INT8_AFFINE, QParams, Scheme
+from ..observers.qparams import INT8_AFFINE, Scheme
 from ..observers.ranges import UNBOUNDED
+from .encoding import Encoding
 from .findings import Finding, Severity
 
 if TYPE_CHECKING:
@@ -50,6 +50,13 @@ def is_dequantize(node: Node) -> bool:
     return library_op(node) in _DEQUANTIZES
 
 
+def quantized_value(dequantize: Node) -> Node:
+    """Return the value that a dequantize gives back, whose name says more; the dequantize itself for a constant."""
+    source = dequantize.args[0]
+    value = source.args[0] if isinstance(source, Node) and is_quantize(source) else None
+    return value if isinstance(value, Node) else dequantize
+
+
 def head_names(node: Node) -> frozenset[str]:
     """Return the names that a config may know a head by: its own, and those of the ops that decompose into it."""
     name = op_name(node)
@@ -59,57 +66,6 @@ def head_names(node: Node) -> frozenset[str]:
     weight = argument(node, HEADS[name].weight) if name in {"addmm", "mm"} else None
     was_linear = isinstance(weight, Node) and op_name(weight) in {"t", "permute", "transpose"}
     return frozenset({name, "linear"}) if was_linear else frozenset({name})
-
-
-@dataclass(frozen=True)
-class Encoding:
-    """The qparams that a quantize or dequantize carries: one scale and zero point, or one each per channel.
-
-    Args:
-        scales: real units per code.
-        zero_points: the codes of 0.
-        scheme: codes and dtype (`symmetric` and `eps` are not known from a graph, and say nothing).
-        axis: the axis that the channels run over, or None for one scale per tensor.
-    """
-
-    scales: tuple[float, ...]
-    zero_points: tuple[int, ...]
-    scheme: Scheme
-    axis: int | None = None
-
-    @property
-    def qparams(self) -> QParams:
-        """The qparams of a tensor with one scale (of the first channel, where there are several)."""
-        return QParams(self.scales[0], self.zero_points[0], self.scheme)
-
-    @property
-    def is_usable(self) -> bool:
-        """Tell whether every scale is a positive finite number, so that it can be reckoned with."""
-        return all(math.isfinite(scale) and scale > 0.0 for scale in self.scales)
-
-    @property
-    def is_symmetric(self) -> bool:
-        """Tell whether every zero point is the middle code (0 where the dtype is signed), but not the first."""
-        middle = self.scheme.symmetric_zero_point
-        return all(point == middle > self.scheme.quant_min for point in self.zero_points)
-
-    def means_the_same(self, other: Encoding) -> bool:
-        """Tell whether a code stands for the same value in both (the codes that may be used can differ)."""
-        return (
-            tuple(map(_float32, self.scales)) == tuple(map(_float32, other.scales))
-            and self.zero_points == other.zero_points
-            and (self.scheme.dtype, self.axis) == (other.scheme.dtype, other.axis)
-        )
-
-    def numbers(self, prefix: str = "") -> dict[str, float]:
-        """Return scale and zero point for a finding; of several channels, the smallest and largest scale."""
-        if len(self.scales) == 1:
-            return {f"{prefix}scale": self.scales[0], f"{prefix}zero_point": float(self.zero_points[0])}
-        return {f"{prefix}scale_min": min(self.scales), f"{prefix}scale_max": max(self.scales)}
-
-
-def _float32(value: float) -> float:
-    return ctypes.c_float(value).value
 
 
 @dataclass(frozen=True)

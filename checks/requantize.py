@@ -11,10 +11,11 @@ from ..annotators.blocks import clamp_bounds
 from ..annotators.graph import is_float_tensor, op_name
 from ..configs.ops import JOINS, MOVEMENT, NO_OPS, POOLS, SELECTS
 from ..observers.qparams import sharing_loss_db
+from .encoding import Encoding
 from .findings import Finding, Severity
 from .kinds import Kind
 from .losses import clipped_part
-from .qdq import Encoding, Facts, finding, is_dequantize
+from .qdq import Facts, finding, is_dequantize, quantized_value
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -98,7 +99,7 @@ def _numbers(origin: Origin, after: Encoding) -> dict[str, float]:
 def _again(facts: Facts, value: Node, origin: Origin, after: Encoding) -> Iterator[Finding]:
     """Find a dequantize that is quantized again at once."""
     loss, part = _losses(origin, after)
-    node = _quantized(value)
+    node = quantized_value(value)
     if loss > HAIR_DB:
         yield finding(
             "QM401",
@@ -122,13 +123,6 @@ def _again(facts: Facts, value: Node, origin: Origin, after: Encoding) -> Iterat
 def _severity(facts: Facts, loss_db: float) -> Severity:
     """Return how much a loss matters: sharing may cost as much as the config has for it."""
     return Severity.WARNING if loss_db > facts.config.branches.max_root_loss_db else Severity.INFO
-
-
-def _quantized(dequantize: Node) -> Node:
-    """Return the value that a dequantize gives back: its name says more."""
-    source = dequantize.args[0]
-    value = source.args[0] if isinstance(source, Node) and source.args else None
-    return value if isinstance(value, Node) else dequantize
 
 
 def _moved(facts: Facts, value: Node, origin: Origin, after: Encoding) -> Iterator[Finding]:

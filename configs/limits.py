@@ -20,6 +20,7 @@ class Limits:
         bias_bits: a float bias becomes a code of so many bits with scale = input scale * weight scale.
         whole_blocks: a weighted op with a quantized weight must have a quantized input and one quantize as its only
             reader, or its kernel reads codes as if they were real values.
+        uniform_readers: of the ops that read one dequantize, all must run quantized, or none.
         equal_sides: ops (canonical names) whose inputs and output must have the same qparams.
         activation_dtypes: dtypes of quantized activations that kernels take; None: any.
     """
@@ -27,6 +28,7 @@ class Limits:
     max_requantize_ratio: float | None = None
     bias_bits: int | None = None
     whole_blocks: bool = False
+    uniform_readers: bool = False
     equal_sides: frozenset[str] = field(
         default=frozenset(), metadata={ALLOWED: MOVEMENT | SELECTS | NO_OPS | POOLS | JOINS}
     )

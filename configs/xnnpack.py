@@ -19,7 +19,8 @@ runtime:
 * The bounds of a fused activation are serialized as real numbers, so its output needs no particular zero point
   (`_passes/fuse_activation_pass.py`).
 * On the runtime (x86-64): a ratio input scale * weight scale / output scale of 256 or more does not load; a bias
-  beyond 2**31 steps of input scale * weight scale overflows in silence.
+  beyond 2**31 steps of input scale * weight scale overflows in silence; one dequantize that a quantized op and a float
+  op (or the graph's output) read does not load, or fails when it runs.
 * Scales must be normal float32 numbers (`utils/quant_utils.py`, validate_quant_scales): the default floor of 2**-24 is
   far above that and far below what small activations and folded batch norms need.
 """
@@ -54,6 +55,7 @@ _LIMITS: Final = Limits(
     max_requantize_ratio=256.0,
     bias_bits=32,
     whole_blocks=True,
+    uniform_readers=True,
     equal_sides=frozenset({"cat", "concat", "concatenate", "hstack", "vstack", "max_pool2d"})
     | (_SHARED - {"dropout", "alias", "detach", "clone", "contiguous"}),
     activation_dtypes=(torch.int8,),

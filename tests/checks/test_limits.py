@@ -117,6 +117,35 @@ def test_a_weight_alone_may_be_quantized(graph: GraphModule) -> None:
     assert found(graph) == []
 
 
+class Shared(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.a, self.b = nn.Conv2d(4, 4, 1), nn.Conv2d(4, 4, 1)
+
+    def forward(self, x: Tensor) -> Any:
+        y = self.a(x)
+        return self.b(y), y.sigmoid(), y.tanh(), y + 1.0, y
+
+
+def test_one_dequantize_for_quantized_and_float_readers() -> None:
+    """Seen on the runtime: conv, add or max_pool with sigmoid, elu or the output fail; each kind by itself runs."""
+    converted = quantize(Shared().eval(), X, XNNPACK).converted
+    assert found(converted) == []  # convert_pt2e gives annotated readers a dequantize each
+    conv, add, sigmoid = the(converted, "conv2d", 1), the(converted, "add"), the(converted, "sigmoid")
+    own, others, shared = conv.args[0], sigmoid.args[0], add.args[0]
+    assert isinstance(own, Node)
+    assert isinstance(others, Node)
+    assert isinstance(shared, Node)
+    assert len({own, others, shared}) == 3
+    add.replace_input_with(shared, own)
+    assert found(converted) == []  # two quantized readers
+    sigmoid.replace_input_with(others, own)
+    assert found(converted) == [("QM805", "conv2d", Severity.ERROR)]
+    (finding,) = [f for f in check(converted, XNNPACK).findings if f.code == "QM805"]
+    assert finding.numbers == {"readers": 3.0, "float": 1.0}
+
+
 def test_an_op_without_a_quantized_kernel() -> None:
     model = nn.Sequential(nn.Conv3d(2, 4, 1)).eval()
     converted = quantize(model, (torch.randn(1, 2, 4, 4, 4),), minmax_config()).converted
