@@ -245,12 +245,12 @@ class Chain:
         return self.segments[-1][-1]
 
 
-def is_fused(tail: Tail, rules: BackendConfig) -> bool:
-    """Whether saturation of the output may stand for the tail, by the config's rules."""
+def is_fused(head: str, tail: Tail, rules: BackendConfig) -> bool:
+    """Whether saturation of the head's output may stand for the tail, by the config's rules."""
     if not tail.fusable or (tail.lower, tail.upper) == (-INF, INF):
         return tail.fusable
-    if rules.name == "xnnpack" and tail.lower == -INF:
-        return False  # spelled clamp, which is not fused there
+    if rules.name == "xnnpack" and (tail.lower == -INF or head in {"addmm", "mm"}):
+        return False  # an upper bound alone is spelled clamp, which is not fused there; nothing is into these heads
     if not rules.activation.scheme.symmetric:
         return True
     if tail.lower == 0.0:
@@ -262,7 +262,7 @@ def troubles(chain: Chain, head: Head, tail: Tail, rules: BackendConfig) -> list
     """What is wrong with a block and its tail."""
     found = []
     pair = chain.pairs[0]
-    fused = is_fused(tail, rules)
+    fused = is_fused(op_name(chain.head), tail, rules)
     whole = len(chain.segments) == 1 if fused else len(chain.segments) > 1 and len(chain.segments[-1]) == 1
     if not whole or chain.pairs[-1] is None or (fused and pair is None):
         return [f"cut into {chain.segments} by {chain.pairs}, want {'one block' if fused else 'the head alone'}"]
