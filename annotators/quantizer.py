@@ -9,8 +9,10 @@ from typing import TYPE_CHECKING
 from torchao.quantization.pt2e.quantizer import Quantizer
 from torchao.quantization.pt2e.quantizer.quantizer import Q_ANNOTATION_KEY
 
+from ..configs.base import Spectra
 from ..observers.errors import AnnotationError
 from ..observers.qparams import Scheme
+from .account import Account, account_ops
 from .blocks import annotate_head, head_rule
 from .branches import annotate_families, annotate_tree, find_trees, read_branch
 from .draft import Draft
@@ -25,6 +27,7 @@ from .nested import inner_ops, prepare_branches
 from .roles import Role, Roles, activations, assign_roles
 from .scope import Rule, Scope, filter_rule, name_rule, operator_rule, type_rule
 from .settle import settle
+from .spectra import for_spectrum, spectrum_values
 from .transform import transform
 from .writer import fresh_spec, mark_inside, write
 
@@ -48,6 +51,12 @@ _IN_PLACE = (
 )
 
 
+_SPECTRUM = (
+    "is a square that feeds a logarithm, a root or a reciprocal, where 8 bits cost 15 to 40 dB; this backend can "
+    'neither leave it float nor widen it: quantize with activation="int16", or leave the module float'
+)
+
+
 class AnnotationWarning(UserWarning):
     """Something that the user asked for had no effect, or nothing was quantized at all."""
 
@@ -62,6 +71,7 @@ class Record:
         settled: decisions that were made at annotation time (ranges first).
         branches: names of the nested graphs (of torch.cond) that were prepared too.
         messages: what the user should know (rules without effect, nothing annotated).
+        account: what became of each op, and the cells that were to be decided about.
     """
 
     blocks: dict[str, Block] = field(default_factory=dict)
@@ -69,6 +79,7 @@ class Record:
     settled: tuple[Decision, ...] = ()
     branches: list[str] = field(default_factory=list)
     messages: list[str] = field(default_factory=list)
+    account: Account = field(default_factory=Account)
 
     @property
     def decisions(self) -> tuple[Decision, ...]:
@@ -151,8 +162,11 @@ class BackendQuantizer(Quantizer):
         float_anyway = {node for node in model.graph.nodes if annotation_of(node)} | in_place
         float_anyway |= masks | {reader for mask in masks for reader in mask.users}
 
+        spectra = spectrum_values(model)
+
         def config_of(node: Node) -> BackendConfig | None:
-            return None if node in float_anyway else scope.config_of(node)
+            found = None if node in float_anyway else scope.config_of(node)
+            return for_spectrum(found) if found is not None and node in spectra else found
 
         draft = Draft(model, config_of)
         roles = assign_roles(model, config_of)
@@ -161,14 +175,20 @@ class BackendQuantizer(Quantizer):
         relate_joins(draft, trees, roles)
         relate_hoists(draft, roles)
         self.record = Record({n.name: b for n, b in roles.blocks.items()})
+        places, plan = dict(draft.places), draft.plan()
         self._write(draft, roles)
         mark_inside((n, roles.configs[n].marker) for n in roles.of if roles.role(n) is not Role.TUPLE)
         mark_inside((n, None) for n in in_place if n.op == "call_function")
         self._annotate_rest(model, scope)
+        self.record.account = replace(
+            self.record.account, ops=account_ops(draft, roles, places, scope, kept), plan=plan
+        )
         if draft.places:
             self.record.branches = prepare_branches(model, self._again)
         computed = [write for write, shared in writes.items() if all(each.op == "call_function" for each in shared)]
         self._note([f"{where(write)} {_IN_PLACE}" for write in computed])
+        kept = [n for n in spectra if (c := roles.configs.get(n)) and c.ops.spectra is Spectra.KEEP]
+        self._note([f"{where(node)} {_SPECTRUM}" for node in kept[:1]])
         self._note(scope.unmatched(model) if not self._nested else [])
         if not any(annotation_of(node) for node in model.graph.nodes):
             self._note([f"no operator was annotated: nothing will be quantized{inner_ops(model)}"])
@@ -180,6 +200,7 @@ class BackendQuantizer(Quantizer):
         else:
             settled = settle(draft, roles, self.ranges, self._gone)
             self.record.settled = settled.resolution.decisions
+            self.record.account = Account(assignments=settled.resolution.assignments, ranges=settled.ranges)
             written = write(draft, settled.plan, settled.presets)
         self.record.components = written.components
 
@@ -216,6 +237,20 @@ class BackendQuantizer(Quantizer):
 
     def validate(self, model: GraphModule) -> None:
         """Nothing is left to check: what the config can't do is not annotated."""
+
+
+def _kept_float(model: GraphModule, in_place: set[Node]) -> dict[Node, str]:
+    """Return the nodes that are not ours to quantize, whatever the rules say, and why."""
+    masks = masked_values(model)
+    kept = dict.fromkeys(
+        (reader for mask in masks for reader in mask.users), "it reads a mask, which no qparams describe"
+    )
+    kept |= dict.fromkeys(masks, "it carries a mask, which no qparams describe")
+    kept |= dict.fromkeys(
+        in_place, "it writes in place into memory that is read under another name, or reads such memory"
+    )
+    annotated = (node for node in model.graph.nodes if annotation_of(node))
+    return kept | dict.fromkeys(annotated, "another quantizer had annotated it")
 
 
 def draw_up(draft: Draft, roles: Roles) -> Trees:

@@ -9,6 +9,7 @@ from .base import (
     BlockRules,
     FixedQParams,
     OpRules,
+    Spectra,
     SymmetricActivation,
     WeightConfig,
 )
@@ -25,6 +26,7 @@ __all__ = [
     "FixedQParams",
     "Limits",
     "OpRules",
+    "Spectra",
     "SymmetricActivation",
     "WeightConfig",
     "arm_tosa",

@@ -31,6 +31,7 @@ from .base import (
     BlockRules,
     EstimatorName,
     OpRules,
+    Spectra,
     SymmetricActivation,
     WeightConfig,
 )
@@ -112,6 +113,7 @@ def arm_tosa(
             shared=_SHARED,
             selects=_SELECTS,
             joins=frozenset({"cat", "concat", "concatenate", "stack", "hstack", "vstack", "where"}),
+            spectra=Spectra.WIDE if wide else Spectra.KEEP,
         ),
         marker=_MARKER,
         is_qat=is_qat,

@@ -46,6 +46,17 @@ class SymmetricActivation(Enum):
     """Fused; the output uses the codes from 0 up, so that quant_min == zero_point == 0."""
 
 
+class Spectra(Enum):
+    """What becomes of squares that feed a logarithm, a root or a reciprocal, where int8 costs 15 to 40 dB."""
+
+    KEEP = "keep"
+    """Quantized like anything else; the user is told."""
+    FLOAT = "float"
+    """Left float."""
+    WIDE = "wide"
+    """Quantized to symmetric int16."""
+
+
 class BiasKind(Enum):
     """How a bias is stored."""
 
@@ -186,6 +197,7 @@ class OpRules:
         quantize_movement: annotate both sides of `shared` and `selects` ops; False leaves them in float between
             a dequantize above and a quantize below (for backends whose passes move the quantize themselves).
         constants: lift scalar operands of add, sub and mul to constants, which are quantized as activations.
+        spectra: what becomes of squares that feed a logarithm, a root or a reciprocal.
         global_pools_only: mean and adaptive_avg_pool2d are quantized only where they reduce H and W of [N, C, H, W]
             to 1 x 1.
     """
@@ -197,6 +209,7 @@ class OpRules:
     fixed: tuple[FixedQParams, ...] = ()
     quantize_movement: bool = True
     constants: bool = True
+    spectra: Spectra = Spectra.FLOAT
     global_pools_only: bool = False
 
     def __post_init__(self) -> None:
