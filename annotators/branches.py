@@ -20,7 +20,7 @@ from ..observers.plan import Family, Leaf
 from ..observers.qparams import INT16_SYMMETRIC
 from ..observers.rules import Outcome
 from .blocks import why_not_fused
-from .graph import where
+from .graph import users, where
 from .hoists import cost
 from .roles import MOVEMENTS, Role, Roles, moved
 
@@ -99,8 +99,8 @@ def find_trees(roles: Roles) -> Trees:
     """Return the movement trees, going through the nodes with roles once (they are in graph order)."""
     trees = Trees()
     for node in roles.of:
-        if roles.role(node) not in MOVEMENTS or (source := moved(node)) is None:
-            continue
+        if roles.role(node) not in MOVEMENTS or (source := moved(node)) is None or not users(node):
+            continue  # an item of a split that nothing reads is no branch
         parent = trees.segment_of.get(source)
         if parent is None:
             parent = trees.by_root.setdefault(source, Tree(source)).top

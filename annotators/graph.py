@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import operator
-from typing import TYPE_CHECKING
+from functools import cache
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch.fx import Node
@@ -24,6 +25,7 @@ def op_name(node: Node) -> str:
     return canonical_name(node.target) if node.op == "call_function" else ""
 
 
+@cache  # each op of a graph is asked many times, and asking its schema is slow
 def canonical_name(target: object) -> str:
     """Return the canonical name of an operator, or "" if it is none of aten's."""
     if target is operator.getitem:
@@ -49,15 +51,18 @@ def is_in_place(node: Node) -> bool:
 
 def argument(node: Node, key: int | str) -> Argument:
     """Return an operand by the position or name that the op's schema gives it, else the schema's default."""
-    parameters = node.target._schema.arguments  # type: ignore[union-attr]
-    names = [p.name for p in parameters]
+    names, defaults = _parameters(node.target)
     index = key if isinstance(key, int) else names.index(key) if key in names else -1
-    if not 0 <= index < len(parameters):
+    if not 0 <= index < len(names):
         return None
-    if index < len(node.args):
-        return node.args[index]
-    default: Argument = parameters[index].default_value if parameters[index].has_default_value() else None
-    return node.kwargs.get(names[index], default)
+    return node.args[index] if index < len(node.args) else node.kwargs.get(names[index], defaults[index])
+
+
+@cache
+def _parameters(target: Any) -> tuple[tuple[str, ...], tuple[Argument, ...]]:
+    """Return the names and defaults (None where there is none) of an op's parameters."""
+    found = target._schema.arguments
+    return tuple(p.name for p in found), tuple(p.default_value if p.has_default_value() else None for p in found)
 
 
 def number(node: Node, key: int | str) -> float | None:
@@ -167,6 +172,9 @@ def where(node: Node) -> str:
     return f"{node.name} ({op}{', in ' + path if path else ''})"
 
 
+_UNIMPORTANT = ("sym_", "_assert")
+
+
 def users(node: Node) -> Sequence[Node]:
     """Return the nodes that read the node's value and matter at run time (no guards, no shape look-ups)."""
-    return [u for u in node.users if u.target != "_guards_fn" and not op_name(u).startswith(("sym_", "_assert"))]
+    return [u for u in node.users if u.target != "_guards_fn" and not op_name(u).startswith(_UNIMPORTANT)]

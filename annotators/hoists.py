@@ -37,7 +37,7 @@ class _Region:
     """What the pass meets below one value."""
 
     start: Node
-    costs: dict[str, int] = field(default_factory=dict)
+    readers: dict[str, list[Node]] = field(default_factory=dict)  # by the cell through which they read
     names: set[str] = field(default_factory=set)
     read: int = 0
     blocked: bool = False
@@ -49,16 +49,19 @@ def relate_hoists(draft: Draft, roles: Roles) -> None:
     through = frozenset().union(*(each.hoist_through for each in rules))
     if not through:
         return
-    for region in _regions(draft, through, roles):
-        if region.blocked or len(region.costs) <= 1:
+    for region in _regions(draft, through):
+        if region.blocked or len(region.readers) <= 1:
             continue
-        found = draft.configs[next(iter(region.costs))].branches
+        found = draft.configs[next(iter(region.readers))].branches
         covered = region.names - found.covering or region.read >= found.min_coverage * numel(region.start)
         if covered and found.hoist is not HoistRule.NEVER:
-            draft.hoists.append(Hoist(where=where(region.start), costs=region.costs, rules=found))
+            costs = {
+                c: sum(_cost_below(draft, each, roles) for each in readers) for c, readers in region.readers.items()
+            }
+            draft.hoists.append(Hoist(where=where(region.start), costs=costs, rules=found))
 
 
-def _regions(draft: Draft, through: frozenset[str], roles: Roles) -> list[_Region]:
+def _regions(draft: Draft, through: frozenset[str]) -> list[_Region]:
     """Return the regions of all float values, going through the graph once."""
     region_of: dict[Node, _Region] = {}
     for value in draft.model.graph.nodes:
@@ -73,7 +76,7 @@ def _regions(draft: Draft, through: frozenset[str], roles: Roles) -> list[_Regio
             region.names.add(_mover(value))
             region.read += numel(value)
     for value, region in region_of.items():
-        _meet(draft, value, region, through, roles)
+        _meet(draft, value, region, through)
     regions = {id(region): region for region in region_of.values()}
     return list(regions.values())
 
@@ -99,7 +102,7 @@ def _is_quantized(draft: Draft, value: Node) -> bool:
     return value in draft.places or (moved(value), reader) in draft.places
 
 
-def _meet(draft: Draft, value: Node, region: _Region, through: frozenset[str], roles: Roles) -> None:
+def _meet(draft: Draft, value: Node, region: _Region, through: frozenset[str]) -> None:
     """Note what reads a value: a quantize, with its cell, or what stops the pass."""
     for user in users(value):
         if op_name(user) in _LIKE and moved(user) is not value:
@@ -110,7 +113,7 @@ def _meet(draft: Draft, value: Node, region: _Region, through: frozenset[str], r
             if cell is None:
                 continue
         if cell is not None and cell not in draft.foreign:
-            region.costs[cell] = region.costs.get(cell, 0) + _cost_below(draft, user, roles)
+            region.readers.setdefault(cell, []).append(user)
         else:
             region.blocked = True
 

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from quantmark.observers.clusters import own_scale
-from quantmark.observers.plan import Leaf, Plan
+from quantmark.observers.plan import Cell, Leaf, Plan
 from quantmark.observers.qparams import INT8_SYMMETRIC, INT16_SYMMETRIC, QParams, choose_qparams, sharing_loss_db
 from quantmark.observers.ranges import Range
 from quantmark.observers.resolution import Assignment, Resolution, resolve
@@ -180,8 +181,8 @@ def test_what_follows_a_float_cell_is_float(case: tuple[Plan, dict[str, Range], 
 ALL = (Outcome.SHARED, Outcome.INDEPENDENT, Outcome.SPLIT_PRODUCER, Outcome.WIDE_ROOT, Outcome.FLOAT_ROOT)
 
 
-def rules(*outcomes: Outcome, **fields: object) -> BranchRules:
-    return BranchRules(outcomes=outcomes, **fields)  # type: ignore[arg-type]
+def rules(*outcomes: Outcome, **fields: Any) -> BranchRules:
+    return BranchRules(outcomes=outcomes, **fields)
 
 
 def test_alike_branches_of_a_float_root_share() -> None:
@@ -214,12 +215,11 @@ def test_all_or_none_without_partial_groups() -> None:
 NARROW_AND_WIDE = ranges(r=62.0, narrow=1.0, wide=62.0)
 
 
-def decide(*outcomes: Outcome, seen: dict[str, Range] = NARROW_AND_WIDE, **fields: object) -> Resolution:
+def decide(*outcomes: Outcome, seen: dict[str, Range] = NARROW_AND_WIDE, r: Cell | None = None) -> Resolution:
     wide = INT16_SYMMETRIC if Outcome.WIDE_ROOT in outcomes else None
-    root = cells("r", "narrow", "wide", **{k: v for k, v in fields.items() if k == "r"})  # type: ignore[arg-type]
-    more = {k: v for k, v in fields.items() if k != "r"}
-    each = family("r", "narrow", "wide", rules=rules(*outcomes), wide=wide, **more)
-    return resolve(Plan(cells=root, families=(each,)), seen)
+    each = family("r", "narrow", "wide", rules=rules(*outcomes), wide=wide)
+    plan = Plan(cells=cells("r", "narrow", "wide", **({"r": r} if r else {})), families=(each,))
+    return resolve(plan, seen)
 
 
 def test_a_quantized_root_shares_where_that_costs_little() -> None:
@@ -340,7 +340,7 @@ def test_a_weight_follows_its_op() -> None:
 THREE = ranges(a=(-1.0, 1.7), b=(-1.0, 1.72), c=(0.0, 100.0))
 
 
-def hoisted(**fields: object) -> Resolution:
+def hoisted(**fields: Any) -> Resolution:
     above = hoist("a", "b", "c", **fields)
     return resolve(
         Plan(cells=cells("a", "b", "c"), families=(family(None, "a", "b", "c", rules=above.rules),), hoists=(above,)),

@@ -127,7 +127,7 @@ def plans(draw: st.DrawFn, *, related: bool = True) -> tuple[Plan, dict[str, Ran
     joins, hoists = [], []
     for output in draw(st.lists(st.sampled_from(names), max_size=3, unique=True)) if related else ():
         inputs = draw(st.lists(st.sampled_from([n for n in names if n != output]), min_size=1, unique=True))
-        outcomes = draw(st.permutations(JoinOutcome))[: draw(st.integers(1, 3))]
+        outcomes = draw(st.permutations(list(JoinOutcome)))[: draw(st.integers(1, 3))]
         rules_ = JoinRules(
             outcomes=tuple(dict.fromkeys([*outcomes, JoinOutcome.SHARED])),
             max_sharing_loss_db=draw(_BUDGETS),
