@@ -71,6 +71,8 @@ class Draft:
     joins: list[Join] = field(default_factory=list)
     hoists: list[Hoist] = field(default_factory=list)
     _values: dict[str, dict[str, None]] = field(default_factory=dict)
+    links: list[tuple[str, ...]] = field(default_factory=list)
+    apart: set[str] = field(default_factory=set)
     _float_cells: dict[Node, str] = field(default_factory=dict)
     _bases: dict[str, Scheme] = field(default_factory=dict)
 
@@ -191,4 +193,6 @@ class Draft:
             families=tuple(self.families),
             joins=tuple(self.joins),
             hoists=tuple(self.hoists),
+            links=tuple(self.links),
+            apart=frozenset(self.apart),
         )

@@ -9,6 +9,7 @@ an operand's own cell is to have C's qparams too, or is requantized at the edge,
 
 from __future__ import annotations
 
+import difflib
 from typing import TYPE_CHECKING
 
 from ..observers.plan import Join, JoinInput
@@ -16,6 +17,8 @@ from .graph import users, where
 from .roles import MOVEMENTS, Role, Roles, activations
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from torch.fx import Node
 
     from .branches import Trees
@@ -33,6 +36,26 @@ def read_join(draft: Draft, node: Node) -> None:
     cell = draft.places[node]
     for value in activations(node):
         draft.put((value, node), cell)
+
+
+def relate_wishes(draft: Draft, trees: Trees, links: Sequence[Sequence[str]], unlinked: Sequence[str]) -> list[str]:
+    """Record which tensors the user linked and unlinked; return a message for each name that names none."""
+    nodes = {node.name: node for node in draft.model.graph.nodes}
+    messages = []
+
+    def cell(name: str) -> str | None:
+        found = _cell_of(draft, trees, nodes[name]) if name in nodes else None
+        if found is None:
+            near = difflib.get_close_matches(name, nodes, n=3, cutoff=0.4)
+            messages.append(f"no quantized tensor is called {name!r}{'; nearest: ' + ', '.join(near) if near else ''}")
+        return found
+
+    for link in links:
+        cells = dict.fromkeys(found for name in link if (found := cell(name)) is not None)
+        if len(cells) > 1:
+            draft.links.append(tuple(cells))
+    draft.apart |= {found for name in unlinked if (found := cell(name)) is not None}
+    return messages
 
 
 def relate_joins(draft: Draft, trees: Trees, roles: Roles) -> None:

@@ -108,6 +108,8 @@ class BackendQuantizer(Quantizer):
         self._rules: list[Rule] = []
         self._gone: set[str] = set()
         self._nested = False
+        self._links: list[tuple[str, ...]] = []
+        self._unlinked: list[str] = []
 
     def set_global(self, config: BackendConfig | None) -> BackendQuantizer:
         """Set the config of whatever no other rule names; None leaves it float."""
@@ -132,6 +134,19 @@ class BackendQuantizer(Quantizer):
     def set_filter(self, predicate: Callable[[Node], bool], config: BackendConfig | Scheme | None) -> BackendQuantizer:
         """Set the config of the nodes that a predicate holds for."""
         return self._add(filter_rule(predicate, self._as_config(config)))
+
+    def link(self, *names: str) -> BackendQuantizer:
+        """Make tensors share one qparams, whatever it costs: names of the nodes that write them.
+
+        `prepare_pt2e` or `convert_pt2e` raises `SharingConflictError` where no qparams serve them all.
+        """
+        self._links.append(names)
+        return self
+
+    def unlink(self, name: str) -> BackendQuantizer:
+        """Keep a tensor's qparams its own: a join that it meets requantizes it, its branches don't share."""
+        self._unlinked.append(name)
+        return self
 
     def _add(self, rule: Rule) -> BackendQuantizer:
         self._rules.append(rule)
@@ -158,14 +173,11 @@ class BackendQuantizer(Quantizer):
         scope = Scope(self.config, self._rules)
         writes = written_memory(model)
         in_place = {node for shared in writes.values() for node in shared}
-        masks = masked_values(model)
-        float_anyway = {node for node in model.graph.nodes if annotation_of(node)} | in_place
-        float_anyway |= masks | {reader for mask in masks for reader in mask.users}
-
+        kept = _kept_float(model, in_place)
         spectra = spectrum_values(model)
 
         def config_of(node: Node) -> BackendConfig | None:
-            found = None if node in float_anyway else scope.config_of(node)
+            found = None if node in kept else scope.config_of(node)
             return for_spectrum(found) if found is not None and node in spectra else found
 
         draft = Draft(model, config_of)
@@ -174,8 +186,10 @@ class BackendQuantizer(Quantizer):
         annotate_families(draft, trees, roles)
         relate_joins(draft, trees, roles)
         relate_hoists(draft, roles)
+        unknown = relate_wishes(draft, trees, self._links, self._unlinked)
         self.record = Record({n.name: b for n, b in roles.blocks.items()})
         places, plan = dict(draft.places), draft.plan()
+        self._note(unknown if not self._nested else [])
         self._write(draft, roles)
         mark_inside((n, roles.configs[n].marker) for n in roles.of if roles.role(n) is not Role.TUPLE)
         mark_inside((n, None) for n in in_place if n.op == "call_function")
@@ -187,8 +201,8 @@ class BackendQuantizer(Quantizer):
             self.record.branches = prepare_branches(model, self._again)
         computed = [write for write, shared in writes.items() if all(each.op == "call_function" for each in shared)]
         self._note([f"{where(write)} {_IN_PLACE}" for write in computed])
-        kept = [n for n in spectra if (c := roles.configs.get(n)) and c.ops.spectra is Spectra.KEEP]
-        self._note([f"{where(node)} {_SPECTRUM}" for node in kept[:1]])
+        narrow = [n for n in spectra if (c := roles.configs.get(n)) and c.ops.spectra is Spectra.KEEP]
+        self._note([f"{where(node)} {_SPECTRUM}" for node in narrow[:1]])
         self._note(scope.unmatched(model) if not self._nested else [])
         if not any(annotation_of(node) for node in model.graph.nodes):
             self._note([f"no operator was annotated: nothing will be quantized{inner_ops(model)}"])
@@ -217,6 +231,7 @@ class BackendQuantizer(Quantizer):
         """Return a quantizer with the same rules for a graph within the graph."""
         twin = BackendQuantizer(self.config)
         twin._rules, twin._nested = self._rules, True
+        twin._links, twin._unlinked = self._links, self._unlinked
         return twin
 
     def _near(self, node: Node, scope: Scope) -> BackendConfig:

@@ -137,12 +137,23 @@ class Join:
 
 @dataclass(frozen=True, kw_only=True)
 class Plan:
-    """All cells of a model and what may be decided about them, in graph order."""
+    """All cells of a model and what may be decided about them, in graph order.
+
+    Args:
+        cells: by name.
+        families: branch families.
+        joins: joins.
+        hoists: tensors above which a backend's pass may hoist one quantize.
+        links: cells that the user wants to share qparams.
+        apart: cells that the user wants to share with nothing else.
+    """
 
     cells: dict[str, Cell] = field(default_factory=dict)
     families: tuple[Family, ...] = ()
     joins: tuple[Join, ...] = ()
     hoists: tuple[Hoist, ...] = ()
+    links: tuple[tuple[str, ...], ...] = ()
+    apart: frozenset[str] = frozenset()
 
     def components(self, *, following: bool = True) -> tuple[Plan, ...]:
         """Return the plan cut into independent plans: no decision of one looks at a cell of another.
@@ -166,6 +177,7 @@ class Plan:
         linked += [family_cells(family) for family in self.families]
         linked += [[j.output, *(i.cell for i in j.inputs)] for j in self.joins]
         linked += [list(hoist.costs) for hoist in self.hoists]
+        linked += [list(link) for link in self.links]
         for names in linked:
             join(names)
         parts: dict[str, _Part] = {}
@@ -177,7 +189,9 @@ class Plan:
             parts[find(each.output)].joins.append(each)
         for hoist in self.hoists:
             parts[find(next(iter(hoist.costs)))].hoists.append(hoist)
-        return tuple(part.plan() for part in parts.values())
+        for link in self.links:
+            parts[find(link[0])].links.append(link)
+        return tuple(part.plan(self.apart) for part in parts.values())
 
 
 @dataclass
@@ -186,9 +200,17 @@ class _Part:
     families: list[Family] = field(default_factory=list)
     joins: list[Join] = field(default_factory=list)
     hoists: list[Hoist] = field(default_factory=list)
+    links: list[tuple[str, ...]] = field(default_factory=list)
 
-    def plan(self) -> Plan:
-        return Plan(cells=self.cells, families=tuple(self.families), joins=tuple(self.joins), hoists=tuple(self.hoists))
+    def plan(self, apart: frozenset[str]) -> Plan:
+        return Plan(
+            cells=self.cells,
+            families=tuple(self.families),
+            joins=tuple(self.joins),
+            hoists=tuple(self.hoists),
+            links=tuple(self.links),
+            apart=apart & self.cells.keys(),
+        )
 
 
 def family_cells(family: Family) -> list[str]:

@@ -15,6 +15,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from .clusters import TOLERANCE_DB, Cluster, is_spread, own_scale, united, wide_qparams
+from .errors import SharingConflictError
 from .grouping import partition
 from .hoisting import settle_hoists
 from .ordering import steps
@@ -101,6 +102,8 @@ class Resolver:
             if name in self.ranges and not self._is_too_wide(name):
                 self.clusters[name] = Cluster.of(cell, self.ranges[name])
                 self.floors[name] = self.clusters[name].floor
+        for link in self.plan.links:
+            self._link([name for name in link if name in self.clusters])
         for step in steps(self.plan):
             if step.join is not None:
                 self._decide_float_join(step.join)
@@ -117,6 +120,20 @@ class Resolver:
             *(self.joins.get(id(join)) for join in self.plan.joins),
         ]
         return Resolution(self._assign(), tuple(record.decision(self) for record in records if record))
+
+    def _link(self, names: list[str]) -> None:
+        """Put the cells that the user linked in one cluster.
+
+        Raises:
+            SharingConflictError: if no qparams serve them all.
+        """
+        together = united([self.clusters[name] for name in names]) if names else None
+        if names and together is None:
+            places = ", ".join(self.plan.cells[name].where for name in names)
+            raise SharingConflictError(f"no qparams serve all that was linked: {places}; unlink one of them")
+        if together is not None:
+            self.merge(together)
+            self.accept(names, together.qparams.scale)
 
     def _is_too_wide(self, name: str) -> bool:
         """Leave a tensor float whose values are no measurements: masks of the smallest float, and what they touch."""
@@ -174,7 +191,7 @@ class Resolver:
     def _decide_family(self, family: Family) -> None:
         known = [leaf for leaf in family.leaves if leaf.cell in self.clusters]
         in_float = sorted({leaf.cell for leaf in known if leaf.read_in_float})
-        names = sorted({leaf.cell for leaf in known} - set(in_float))
+        names = sorted({leaf.cell for leaf in known} - set(in_float) - self.plan.apart)
         root = family.root if family.root in self.clusters and family.root not in self.floats else None
         if root is None:
             self.floats |= set(in_float)
@@ -324,6 +341,9 @@ class Resolver:
             floor = self._floor(operand, needed)
             both = united([self.clusters[join.output], self.clusters[operand.cell]])
             why = self._why_apart(both, floor, join)
+            if {operand.cell, join.output} & self.plan.apart:
+                record.apart[operand.cell] = "the user unlinked it"
+                continue
             if both is None or why:
                 record.apart[operand.cell] = why
                 record.finding |= JoinOutcome.REQUANTIZE not in join.rules.outcomes

@@ -1,0 +1,141 @@
+"""What became of each op, kept as it is found out: its role, its cells, and why it stays float where it does.
+
+Plain data by node name, so that it outlives the graph; `reports` reads it beside the decisions.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+import torch
+
+from ..configs.ops import BATCH_NORMS
+from .graph import is_constant, is_float_tensor, module_path, op_name, operands, value_of
+from .neighbours import annotation_of
+from .roles import Role, Roles
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from torch.fx import Node
+
+    from ..configs.base import BackendConfig
+    from ..observers.plan import Plan
+    from ..observers.ranges import Range
+    from ..observers.resolution import Assignment
+    from .draft import Draft, Place
+    from .scope import Scope
+
+
+@dataclass(frozen=True, kw_only=True)
+class OpAccount:
+    """What became of one op.
+
+    Args:
+        node: its name.
+        op: the canonical name of what it calls.
+        module: path of the module that it comes from, "" for the root.
+        role: what it is to the annotators.
+        config: the name of the config that covers it, "" for none.
+        block: the output node of the fused block that it is in, or "".
+        inputs: (value that it reads, cell of that edge), for each edge that may be quantized.
+        output: the cell of its output, or "".
+        why: why it stays float, or was left to another quantizer; "" where it did not.
+    """
+
+    node: str
+    op: str
+    module: str
+    role: Role
+    config: str = ""
+    block: str = ""
+    inputs: tuple[tuple[str, str], ...] = ()
+    output: str = ""
+    why: str = ""
+
+
+@dataclass(frozen=True)
+class Account:
+    """What one `annotate` call made of a graph, before anything was decided.
+
+    Args:
+        ops: every op that yields float tensors, in graph order.
+        plan: the cells, and what was to be decided about them.
+        assignments: what each cell ends up with, where that was decided at annotation time.
+        ranges: the ranges that this was decided from.
+    """
+
+    ops: tuple[OpAccount, ...] = ()
+    plan: Plan | None = None
+    assignments: Mapping[str, Assignment] = field(default_factory=dict)
+    ranges: Mapping[str, Range] = field(default_factory=dict)
+
+
+def account_ops(
+    draft: Draft, roles: Roles, places: Mapping[Place, str], scope: Scope, kept: Mapping[Node, str]
+) -> tuple[OpAccount, ...]:
+    """Return what became of each op of an annotated graph.
+
+    Args:
+        draft: the draft, written.
+        roles: the role of each node.
+        places: the draft's places before anything was settled.
+        scope: the user's rules.
+        kept: nodes that were never ours to quantize, and why.
+    """
+    block_of = {member: name for name, block in roles.blocks.items() for member in block.members}
+    found = []
+    for node in draft.model.graph.nodes:
+        role = roles.role(node)
+        if node.op != "call_function" or (role is Role.FLOAT and not _is_told(node)):
+            continue
+        config = scope.config_of(node)
+        edges = ((value, places.get((value, node))) for value in operands(node))
+        found.append(
+            OpAccount(
+                node=node.name,
+                op=op_name(node) or str(node.target),
+                module=module_path(node),
+                role=role,
+                config=config.name if config else "",
+                block=block_of[node].name if node in block_of else "",
+                inputs=tuple((value.name, cell) for value, cell in edges if cell),
+                output=places.get(node, ""),
+                why=_why_float(node, config, scope, kept) if role is Role.FLOAT else "",
+            )
+        )
+    return tuple(found)
+
+
+def _is_told(node: Node) -> bool:
+    """Tell whether a float op is worth a line: it yields float tensors that depend on the input."""
+    if is_constant(node):
+        return False
+    value = value_of(node)
+    items = value if isinstance(value, (tuple, list)) else [value]
+    floats = any(isinstance(item, torch.Tensor) and item.is_floating_point() for item in items)
+    return floats and op_name(node) != "getitem"
+
+
+def _why_float(node: Node, config: BackendConfig | None, scope: Scope, kept: Mapping[Node, str]) -> str:
+    if node in kept:
+        return kept[node]
+    if annotation_of(node):
+        return "left to the config's `rest`, which annotated it"
+    return scope.why_float(node) if config is None else _why_not_run(node, config)
+
+
+def _why_not_run(node: Node, config: BackendConfig) -> str:
+    name, rules = op_name(node), config.ops
+    if not is_float_tensor(node) and not isinstance(value_of(node), (tuple, list)):
+        return "its output is empty, or of a dtype that quantize ops don't take"
+    if name in config.blocks.heads:
+        return "its weight is no constant"
+    if name in BATCH_NORMS - rules.own:
+        return "it follows no weighted op that it could be folded into"
+    if name in rules.shared | rules.selects | rules.joins:
+        return "it only carries values between float ops"
+    if name in rules.own:
+        return "the backend runs other forms of it" if rules.global_pools_only else "no float tensor goes in"
+    return f"{config.name} runs no quantized {name or node.target}"
