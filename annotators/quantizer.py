@@ -19,7 +19,7 @@ from .draft import Draft
 from .elementwise import annotate_block_output, annotate_own_output
 from .graph import where
 from .hoists import relate_hoists
-from .joins import annotate_join, read_join, relate_joins
+from .joins import annotate_join, read_join, relate_joins, relate_wishes
 from .masks import masked_values
 from .memory import written_memory
 from .neighbours import annotation_of, reconcile
@@ -173,11 +173,11 @@ class BackendQuantizer(Quantizer):
         scope = Scope(self.config, self._rules)
         writes = written_memory(model)
         in_place = {node for shared in writes.values() for node in shared}
-        kept = _kept_float(model, in_place)
+        ours_never = _kept_float(model, in_place)
         spectra = spectrum_values(model)
 
         def config_of(node: Node) -> BackendConfig | None:
-            found = None if node in kept else scope.config_of(node)
+            found = None if node in ours_never else scope.config_of(node)
             return for_spectrum(found) if found is not None and node in spectra else found
 
         draft = Draft(model, config_of)
@@ -195,7 +195,7 @@ class BackendQuantizer(Quantizer):
         mark_inside((n, None) for n in in_place if n.op == "call_function")
         self._annotate_rest(model, scope)
         self.record.account = replace(
-            self.record.account, ops=account_ops(draft, roles, places, scope, kept), plan=plan
+            self.record.account, ops=account_ops(draft, roles, places, scope, ours_never), plan=plan
         )
         if draft.places:
             self.record.branches = prepare_branches(model, self._again)

@@ -138,9 +138,19 @@ class Scope:
             self._known[node] = self._look_up(node)
         return self._known[node]
 
+    def why_float(self, node: Node) -> str:
+        """Return which rule leaves a node float that `config_of` has no config for."""
+        rule = self._rule_of(node)
+        if rule is None:
+            return "no rule names it, and there is no global config"
+        return f"the rule for {rule.kind} {rule.subject!r} leaves it float"
+
     def _look_up(self, node: Node) -> BackendConfig | None:
-        if not self.rules:
-            return self.default
+        rule = self._rule_of(node)
+        return self.default if rule is None else rule.config
+
+    def _rule_of(self, node: Node) -> Rule | None:
+        """Return the rule that applies to the node, or None where the global config does."""
         best: tuple[int, int, int] | None = None
         for index, rule in enumerate(self.rules):
             depth = rule.depth(node)
@@ -149,7 +159,7 @@ class Scope:
             self.matched.add(index)
             key = (_RANK[rule.kind], depth, index)
             best = key if best is None or key > best else best
-        return self.default if best is None else self.rules[best[2]].config
+        return None if best is None else self.rules[best[2]]
 
     def unmatched(self, model: GraphModule) -> list[str]:
         """Return a message for each rule that named no node, with the nearest names there are."""

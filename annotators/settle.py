@@ -34,11 +34,12 @@ if TYPE_CHECKING:
 
 @dataclass
 class Settled:
-    """A draft with nothing left to decide: its plan, what its observers have seen, and the decisions."""
+    """A draft with nothing left to decide: its plan, what its observers have seen, ranges and decisions by cell."""
 
     plan: Plan
     presets: dict[str, Estimator]
     resolution: Resolution
+    ranges: dict[str, Range]
 
 
 def settle(draft: Draft, roles: Roles, table: RangeTable, gone: Iterable[str] = ()) -> Settled:
@@ -59,7 +60,7 @@ def settle(draft: Draft, roles: Roles, table: RangeTable, gone: Iterable[str] = 
             ranges[name], exact[name] = found, seen
     resolution = resolve(plan, ranges, exact)
     _redraw(draft, roles, resolution)
-    return Settled(Plan(cells=_settled_cells(draft, plan, resolution)), estimators, resolution)
+    return Settled(Plan(cells=_settled_cells(draft, plan, resolution)), estimators, resolution, ranges)
 
 
 def _estimators(draft: Draft, plan: Plan, table: RangeTable, gone: Iterable[str]) -> dict[str, Estimator]:
