@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from . import configs
+    from .annotators.measure import fill_ranges, observe_ranges
     from .annotators.quantizer import AnnotationWarning, BackendQuantizer
     from .checks import Report, check
     from .observers.errors import (
@@ -21,8 +22,9 @@ if TYPE_CHECKING:
         UnsupportedOptionError,
     )
     from .observers.metrics import sqnr_db
-    from .observers.observer import UncalibratedWarning
+    from .observers.observer import UncalibratedWarning, freeze
     from .observers.ranges import Range
+    from .observers.table import RangeTable
     from .workflow import Quantized, quantize
 
 __version__ = "0.1.0"
@@ -38,6 +40,7 @@ __all__ = [
     "QuantmarkError",
     "Range",
     "RangeError",
+    "RangeTable",
     "Report",
     "SharingConflictError",
     "UncalibratedError",
@@ -46,6 +49,9 @@ __all__ = [
     "UnsupportedOptionError",
     "check",
     "configs",
+    "fill_ranges",
+    "freeze",
+    "observe_ranges",
     "quantize",
     "sqnr_db",
 ]
@@ -54,10 +60,12 @@ __all__ = [
 # logs on import.
 _HOMES = {
     ".annotators.quantizer": ("AnnotationWarning", "BackendQuantizer"),
+    ".annotators.measure": ("fill_ranges", "observe_ranges"),
     ".checks": ("Report", "check"),
     ".observers.metrics": ("sqnr_db",),
-    ".observers.observer": ("UncalibratedWarning",),
+    ".observers.observer": ("UncalibratedWarning", "freeze"),
     ".observers.ranges": ("Range",),
+    ".observers.table": ("RangeTable",),
     ".workflow": ("Quantized", "quantize"),
 }
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}

@@ -1,5 +1,7 @@
 """One config per backend: `configs.xnnpack()`, ... Each returns a frozen `BackendConfig`."""
 
+from ..observers.qparams import INT8_AFFINE, INT8_SYMMETRIC, INT16_SYMMETRIC, Scheme
+from ..observers.rules import BranchRules, Conflict, HoistRule, JoinOutcome, JoinRules, Outcome
 from .arm import arm_tosa
 from .base import (
     ActivationConfig,
@@ -18,14 +20,24 @@ from .limits import Limits
 from .xnnpack import xnnpack
 
 __all__ = [
+    "INT8_AFFINE",
+    "INT8_SYMMETRIC",
+    "INT16_SYMMETRIC",
     "ActivationConfig",
     "BackendConfig",
     "BiasConfig",
     "BiasKind",
     "BlockRules",
+    "BranchRules",
+    "Conflict",
     "FixedQParams",
+    "HoistRule",
+    "JoinOutcome",
+    "JoinRules",
     "Limits",
     "OpRules",
+    "Outcome",
+    "Scheme",
     "Spectra",
     "SymmetricActivation",
     "WeightConfig",
