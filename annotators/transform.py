@@ -9,7 +9,7 @@
 * Clamps in a row become one, and every clamp is spelled as relu, hardtanh or clamp, by its bounds: backends fold
   some spellings only, and a relu6 is a relu6 however it is written.
 
-Values stay the same bit for bit. No parameter is touched: the exported module shares its parameters with the user's eager
+Values stay the same bit for bit. No parameter is touched: the exported module shares its own with the user's eager
 model. A node that changes its operator remembers the one that it was exported with, for rules that name operators.
 """
 

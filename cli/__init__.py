@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import sys
+import tempfile
 from pathlib import Path
 from typing import Annotated
 
 import tyro
 from rich.console import Console
 
-from ..observers.errors import QuantmarkError
+from ..observers.errors import InputError, QuantmarkError
 from .quiet import quiet
 
 __all__ = ["main"]
@@ -32,9 +33,22 @@ def demo(
         epochs: passes over the training digits.
         output: folder for the programs (.pte); a new temporary one by default.
     """
+    if epochs < 1:
+        raise InputError(f"--epochs must be at least 1, got {epochs}")
+    folder = _folder(output)
     with quiet():
         from .demo import run
-    run(seed, epochs, output)
+    run(seed, epochs, folder)
+
+
+def _folder(output: Path | None) -> Path:
+    if output is None:
+        return Path(tempfile.mkdtemp(prefix="quantmark-demo-"))
+    try:
+        output.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise InputError(f"--output {output} can't be made a folder: {error.strerror}") from None
+    return output
 
 
 def main() -> None:

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import math
-import tempfile
 from contextlib import contextmanager
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 import torch
@@ -20,7 +18,6 @@ from .. import configs
 from ..annotators.blocks import clamp_bounds
 from ..annotators.graph import op_name, users
 from ..configs.ops import HEADS
-from ..observers.errors import InputError
 from ..observers.metrics import sqnr_db
 from ..workflow import quantize, track
 from .digits import Digits, load_digits, train
@@ -29,6 +26,7 @@ from .quiet import quiet
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
+    from pathlib import Path
 
     from torch.fx import GraphModule, Node
 
@@ -56,11 +54,8 @@ class Result:
     fused: tuple[int, int]
 
 
-def run(seed: int, epochs: int, output: Path | None) -> None:
-    """Run the demo and print its table. Calibrated in batches of 64, run one by one."""
-    if epochs < 1:
-        raise InputError(f"--epochs must be at least 1, got {epochs}")
-    folder = _folder(output)
+def run(seed: int, epochs: int, folder: Path) -> None:
+    """Run the demo, write its programs to `folder` and print its table. Calibrated by 64 images, run one by one."""
     console, status = Console(), Console(stderr=True).status
     with quiet(), _one_thread():
         digits = load_digits(seed)
@@ -76,16 +71,6 @@ def run(seed: int, epochs: int, output: Path | None) -> None:
     console.print(_table(results, rows))
     console.print(f"Checks of {_OURS}'s graph: {quantized.report}", soft_wrap=True)
     console.print(f"Programs: {folder}", soft_wrap=True)
-
-
-def _folder(output: Path | None) -> Path:
-    if output is None:
-        return Path(tempfile.mkdtemp(prefix="quantmark-demo-"))
-    try:
-        output.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise InputError(f"--output {output} can't be made a folder: {error.strerror}") from None
-    return output
 
 
 @contextmanager

@@ -13,7 +13,7 @@ from torch.fx import GraphModule
 
 from quantmark import configs, sqnr_db
 from quantmark.annotators.blocks import clamp_bounds
-from support.flow import is_dequantize, outputs, pair_of, quantize
+from support.flow import is_dequantize, outputs, pair_of, quantize, quantized_value
 from support.xnnpack import OnRuntime, run_both
 
 CONFIG = configs.xnnpack(estimator="minmax")
@@ -84,11 +84,12 @@ def tolerances(converted: GraphModule) -> list[float]:
     """
     found = []
     for output in outputs(converted):
-        assert is_dequantize(output), f"output {output} is not quantized"
-        value = output.args[0].args[0]
+        value = quantized_value(output)
         source = value.args[0]
-        apart = clamp_bounds(value) is not None and is_dequantize(source)
-        found.append(pair_of(output).scale + (pair_of(source).scale / 2 if apart else 0.0) + 1e-6)
+        step = pair_of(output).scale
+        if clamp_bounds(value) is not None and is_dequantize(source):
+            step += pair_of(source).scale / 2
+        found.append(step + 1e-6)
     return found
 
 
@@ -132,7 +133,7 @@ class Joins(nn.Module):
 
     def forward(self, a: Tensor, b: Tensor) -> list[Tensor]:
         a, b = self.a(a), F.relu6(self.b(b))
-        return [torch.cat([a, self.a(b)], 1), torch.cat([a, b], 1), F.relu(torch.cat([b, b], 1))]
+        return [torch.cat([a, self.a(b)], 1), torch.cat([a, b], 1), F.relu(torch.cat([b, a], 1))]
 
 
 class Pools(nn.Module):
@@ -151,6 +152,18 @@ class Pools(nn.Module):
             self.head(y.mean((2, 3), keepdim=True).view(-1, 8)),
             pooled.permute(0, 2, 3, 1),
         ]
+
+
+class Twice(nn.Module):
+    """Layers called twice, with inputs of different scales."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv, self.linear = nn.Conv2d(8, 8, 3, padding=1), nn.Linear(7, 6)
+
+    def forward(self, a: Tensor, b: Tensor) -> list[Tensor]:
+        small = b * 0.1
+        return [layer(x) for layer in (self.conv, self.linear) for x in (a, small)]
 
 
 class SmallNet(nn.Module):
@@ -188,7 +201,7 @@ def run_net(model: nn.Module, folder: Path, batches: Sequence[tuple[Tensor, ...]
     return run_both(converted, batches, folder, dynamic=dynamic)
 
 
-@pytest.mark.parametrize(("model", "steps"), [(Residual, 1), (Joins, 2), (Pools, 3)])
+@pytest.mark.parametrize(("model", "steps"), [(Residual, 1), (Twice, 2), (Joins, 2), (Pools, 3)])
 def test_other_ops_run_as_converted(model: type[nn.Module], steps: int, tmp_path: Path) -> None:
     """A step of difference upstream can become another downstream: `steps` is the number of blocks in a row."""
     torch.manual_seed(0)
