@@ -10,7 +10,6 @@ from ..annotators.graph import op_name, users
 from ..configs.base import BiasKind, SymmetricActivation
 from ..configs.ops import BATCH_NORMS, HEADS, MOVEMENT
 from ..observers.qparams import INT8_AFFINE, scale_of, sharing_loss_db
-from .encoding import Encoding
 from .findings import Finding, Severity
 from .kinds import Kind
 from .qdq import Facts, Head, finding, head_names, is_dequantize, is_quantize
@@ -21,6 +20,7 @@ if TYPE_CHECKING:
     from torch.fx import Node
 
     from ..annotators.blocks import Block
+    from .encoding import Encoding
 
 HAIR_DB: Final = 0.1  # a loss that a message need not name
 BIAS_TOLERANCE: Final = 1e-3  # relative error of a bias scale that is float32 rounding, not another scale

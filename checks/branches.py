@@ -9,7 +9,6 @@ from ..annotators.graph import numel, op_name, users
 from ..observers.qparams import scale_of, sharing_loss_db
 from ..observers.ranges import union
 from ..observers.rules import HoistRule
-from .encoding import Encoding
 from .findings import Finding, Severity
 from .kinds import Kind
 from .losses import detour_loss_db
@@ -19,6 +18,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from torch.fx import Node
+
+    from .encoding import Encoding
 
 HAIR_DB: Final = 0.1  # branches that sharing would cost less could as well share
 

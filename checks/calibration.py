@@ -9,7 +9,6 @@ import torch
 
 from ..annotators.blocks import clamp_bounds
 from ..observers.qparams import sharing_loss_db
-from .encoding import Encoding
 from .findings import Finding, Severity
 from .kinds import Kind
 from .qdq import Facts, finding, is_dequantize
@@ -18,6 +17,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from torch.fx import Node
+
+    from .encoding import Encoding
 
 ABSURD: Final = 1e30  # real units per code: no float32 activation that is meant has such steps
 _TINY: Final = float(torch.finfo(torch.float32).tiny)

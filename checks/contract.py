@@ -6,7 +6,6 @@ from typing import TYPE_CHECKING
 
 from ..annotators.graph import op_name
 from ..configs.ops import HEADS
-from .encoding import Encoding
 from .findings import Finding, Severity
 from .kinds import Kind
 from .qdq import Facts, finding
@@ -15,6 +14,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from ..annotators.blocks import Block
+    from .encoding import Encoding
 
 
 def find(facts: Facts) -> Iterator[Finding]:

@@ -11,7 +11,6 @@ from ..annotators.blocks import clamp_bounds
 from ..annotators.graph import is_float_tensor, op_name
 from ..configs.ops import JOINS, MOVEMENT, NO_OPS, POOLS, SELECTS
 from ..observers.qparams import sharing_loss_db
-from .encoding import Encoding
 from .findings import Finding, Severity
 from .kinds import Kind
 from .losses import clipped_part
@@ -21,6 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from ..observers.ranges import Range
+    from .encoding import Encoding
 
 _MOVING: Final = MOVEMENT | NO_OPS | SELECTS | POOLS | {"getitem"}
 HAIR_DB: Final = 0.1  # a difference of scales below it is no loss worth a finding
