@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from ..configs.ops import BATCH_NORMS
+from ..observers.plan import Plan
 from .graph import is_constant, is_float_tensor, module_path, op_name, operands, value_of
 from .neighbours import annotation_of
 from .roles import Role, Roles
@@ -21,7 +22,6 @@ if TYPE_CHECKING:
     from torch.fx import Node
 
     from ..configs.base import BackendConfig
-    from ..observers.plan import Plan
     from ..observers.ranges import Range
     from ..observers.resolution import Assignment
     from .draft import Draft, Place
@@ -62,12 +62,16 @@ class Account:
     Args:
         ops: every op that yields float tensors, in graph order.
         plan: the cells, and what was to be decided about them.
+        weights: those of the cells that are weights.
+        biases: those that are biases, derived from an input and a weight.
         assignments: what each cell ends up with, where that was decided at annotation time.
         ranges: the ranges that this was decided from.
     """
 
     ops: tuple[OpAccount, ...] = ()
-    plan: Plan | None = None
+    plan: Plan = field(default_factory=Plan)
+    weights: frozenset[str] = frozenset()
+    biases: frozenset[str] = frozenset()
     assignments: Mapping[str, Assignment] = field(default_factory=dict)
     ranges: Mapping[str, Range] = field(default_factory=dict)
 

@@ -195,7 +195,11 @@ class BackendQuantizer(Quantizer):
         mark_inside((n, None) for n in in_place if n.op == "call_function")
         self._annotate_rest(model, scope)
         self.record.account = replace(
-            self.record.account, ops=account_ops(draft, roles, places, scope, ours_never), plan=plan
+            self.record.account,
+            ops=account_ops(draft, roles, places, scope, ours_never),
+            plan=plan,
+            weights=frozenset(draft.weights),
+            biases=frozenset(draft.biases),
         )
         if draft.places:
             self.record.branches = prepare_branches(model, self._again)
