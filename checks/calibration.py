@@ -22,7 +22,11 @@ if TYPE_CHECKING:
 
 ABSURD: Final = 1e30  # real units per code: no float32 activation that is meant has such steps
 _TINY: Final = float(torch.finfo(torch.float32).tiny)
-FLOORS: Final = (float(torch.finfo(torch.float32).eps), 2.0**-12)  # of torchao's observers and of backends' quantizers
+FLOORS: Final = (
+    float(torch.finfo(torch.float32).eps),
+    2.0**-12,
+    2.0**-16,
+)  # of torchao's observers and of backends' quantizers
 FULL: Final = 0.5  # a channel that uses less than this part of the codes, at the floor, lost resolution to it
 
 
@@ -170,10 +174,10 @@ def _weight(facts: Facts, node: Node, encoding: Encoding, codes: torch.Tensor) -
         numbers["loss_db"] = sharing_loss_db(min(c for c in lost if c), full)
     yield finding(
         "QM306",
-        Severity.WARNING,
+        Severity.WARNING if any(lost) else Severity.INFO,  # what was 0 from the start lost nothing
         node,
         f"{len(lost)} of {len(used)} channels of a constant have the floor for a scale and use few of their codes"
-        + (f"; {dead} are 0 throughout" if dead else ""),
+        + (f"; {dead} are 0, or were rounded to 0" if dead else ""),
         "lower the floor of its observer (eps)",
         numbers | encoding.numbers(),
     )

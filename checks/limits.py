@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING, Final
 
 import torch
@@ -9,6 +10,7 @@ from torch.fx import Node
 
 from ..annotators.graph import argument, op_name, users
 from ..configs.ops import HEADS, MOVEMENT
+from .blocks import BIAS_TOLERANCE
 from .findings import Finding, Severity
 from .kinds import Kind
 from .qdq import Facts, Head, finding, head_names, is_quantize, quantized_value
@@ -28,6 +30,8 @@ def find(facts: Facts) -> Iterator[Finding]:
         yield from _bias(facts, head)
         if limits.whole_blocks:
             yield from _torn(facts, head)
+    if limits.bias_bits is not None:
+        yield from _shared_biases(facts)
     if limits.whole_blocks:
         yield from _unknown_heads(facts)
     if limits.uniform_readers:
@@ -89,6 +93,29 @@ def _bias(facts: Facts, head: Head) -> Iterator[Finding]:
             "raise the weight scale of these channels (their weights are next to nothing beside the bias)",
             {"channels": float(over), "bits_needed": float(torch.log2(codes.max())) + 1.0},
         )
+
+
+def _shared_biases(facts: Facts) -> Iterator[Finding]:
+    """Find float biases that several heads read with differing scales: the backend quantizes each tensor once."""
+    first: dict[int, tuple[Head, list[float]]] = {}
+    for head in facts.heads:
+        source, weight = head.input.encoding, head.weight.encoding
+        bias = facts.constant(head.bias.value) if head.bias is not None and not head.bias.is_quantized else None
+        if bias is None or source is None or weight is None or not (source.is_usable and weight.is_usable):
+            continue
+        steps = [source.scales[0] * scale for scale in weight.scales]
+        other, known = first.setdefault(id(bias), (head, steps))
+        ratio = max((a / b for a, b in zip(steps, known, strict=False)), key=lambda r: abs(math.log(r)))
+        if abs(math.log(ratio)) > BIAS_TOLERANCE and bool(bias.any()):
+            yield finding(
+                "QM806",
+                Severity.ERROR,
+                head.node,
+                f"its bias is also that of {other.node.name}, with other scales: {facts.config.name} quantizes it "
+                "once, with those of the first",
+                "give each call a bias tensor of its own",
+                {"ratio": ratio},
+            )
 
 
 def _torn(facts: Facts, head: Head) -> Iterator[Finding]:
@@ -191,6 +218,7 @@ KIND = Kind(
         "QM803": "a weight is quantized in an op that the backend does not run quantized",
         "QM804": "an activation's dtype is none that the backend has kernels for",
         "QM805": "a dequantize is read by quantized and by float ops",
+        "QM806": "a float bias that the backend quantizes once is read with differing scales",
     },
     find,
 )

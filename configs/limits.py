@@ -17,7 +17,8 @@ class Limits:
 
     Args:
         max_requantize_ratio: input scale * weight scale / output scale of a weighted op must be below it.
-        bias_bits: a float bias becomes a code of so many bits with scale = input scale * weight scale.
+        bias_bits: a float bias becomes a code of so many bits with scale = input scale * weight scale, once per
+            tensor (of the first op that reads it).
         whole_blocks: a weighted op with a quantized weight must have a quantized input and one quantize as its only
             reader, or its kernel reads codes as if they were real values.
         uniform_readers: of the ops that read one dequantize, all must run quantized, or none.

@@ -121,6 +121,9 @@ def test_weight_channels_at_the_floor(graph: GraphModule) -> None:
     assert found.numbers["channels"] == 2.0  # the third uses its codes
     assert found.numbers["dead"] == 1.0
     assert found.numbers["loss_db"] == pytest.approx(20 * math.log10(127 / 2))
+    codes[1] = 0  # which may be what the weights are
+    (found,) = check(graph, GENERIC).findings
+    assert (found.severity, found.numbers["dead"]) == (Severity.INFO, 2.0)
 
 
 def test_a_weight_scale_that_can_not_be(graph: GraphModule) -> None:

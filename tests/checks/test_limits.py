@@ -76,6 +76,18 @@ def test_a_bias_that_overflows(graph: GraphModule) -> None:
     assert finding.numbers == {"channels": 1.0, "bits_needed": pytest.approx(32.1, abs=0.01)}
 
 
+def test_a_bias_that_two_ops_read_with_other_scales(graph: GraphModule) -> None:
+    """On the runtime the second call adds the bias in units of the first (1.2 dB instead of 47.9)."""
+    first, second = the(graph, "conv2d").args[2], the(graph, "conv2d", 1).args[2]
+    assert isinstance(first, Node)
+    assert isinstance(second, Node)
+    second.target = first.target
+    assert found(graph) == [("QM806", "conv2d_1", Severity.ERROR)]
+    with torch.no_grad():
+        constant(first).zero_()
+    assert found(graph) == []
+
+
 def test_a_quantized_weight_with_a_float_output(graph: GraphModule) -> None:
     bypass(quantize_after(the(graph, "relu", 1)))
     assert found(graph) == [("QM803", "conv2d_1", Severity.ERROR)]

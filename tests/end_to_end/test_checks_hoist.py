@@ -46,7 +46,7 @@ def test_the_predicted_loss_is_near_the_measured_one() -> None:
         result: torch.Tensor = lib.dequantize_per_tensor(lib.quantize_per_tensor(value, *args), *args)
         return result
 
-    measured = []
+    measured: list[float] = []
     for node in [n for n in converted.graph.nodes if quantizes(n) and "slice" in str(n.args[0])]:
         pair = pair_of(node)
         part = x[:, 4 * len(measured) : 4 * len(measured) + 4]
