@@ -78,17 +78,16 @@ def fill_ranges(prepared: GraphModule, table: RangeTable) -> int:
         MissingRangeError: if the table lacks a tensor that an observer watches.
     """
     constants = {n.name: c for n in prepared.graph.nodes if (c := constant_tensor(prepared, n)) is not None}
-    filled = 0
-    for observer in prepared.modules():
-        if not isinstance(observer, RangeObserver) or isinstance(
-            observer, (PerChannelRangeObserver, PerChannelBiasObserver)
-        ):
-            continue
-        if not set(observer.cell.values) <= set(constants):  # a constant was shown to its observer when it was made
-            entry = cell_entry(observer.cell.values, table, constants)
-            observer.fill(entry.estimator() if entry else MinMaxEstimator())
-            filled += 1
-    return filled
+    kinds = (PerChannelRangeObserver, PerChannelBiasObserver)
+    observers = [m for m in prepared.modules() if isinstance(m, RangeObserver) and not isinstance(m, kinds)]
+    # A constant was shown to its observer when that was made.
+    observers = [observer for observer in observers if not set(observer.cell.values) <= set(constants)]
+    names = dict.fromkeys(v for observer in observers for v in observer.cell.values if v not in constants)
+    table.require(names, table)
+    for observer in observers:
+        entry = cell_entry(observer.cell.values, table, constants)
+        observer.fill(entry.estimator() if entry else MinMaxEstimator())
+    return len(observers)
 
 
 def cell_entry(values: Sequence[str], table: RangeTable, constants: Mapping[str, Tensor]) -> Entry | None:

@@ -35,6 +35,7 @@ from .base import (
     SymmetricActivation,
     WeightConfig,
 )
+from .options import factory
 
 if TYPE_CHECKING:
     from torchao.quantization.pt2e.quantizer import Quantizer
@@ -56,6 +57,7 @@ _SELECTS: Final = frozenset(
 )
 
 
+@factory
 def arm_tosa(
     *,
     activation: str = "int8",
