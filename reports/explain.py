@@ -1,0 +1,246 @@
+"""`explain`: what a quantizer annotated, fused, shared, requantized and left float, and why. Reads its record."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from ..annotators.graph import module_path, op_name
+from ..annotators.roles import Role
+from ..observers.errors import InputError
+from ..observers.observer import PerChannelBiasObserver, PerChannelRangeObserver
+from ..observers.ranges import union
+from .explanation import Edge, Explanation, FusedBlock, Group, Numbers, Op, Status
+
+if TYPE_CHECKING:
+    from ..annotators.account import OpAccount
+    from ..annotators.blocks import Block
+    from ..annotators.quantizer import BackendQuantizer
+    from ..observers.observer import RangeObserver
+    from ..observers.qparams import QParams
+    from ..observers.ranges import Range
+    from ..observers.resolution import Assignment
+
+_STATUS = {
+    Role.BLOCK: Status.BLOCK,
+    Role.INSIDE: Status.FUSED,
+    Role.OWN: Status.QUANTIZED,
+    Role.MOVE: Status.MOVED,
+    Role.SELECT: Status.MOVED,
+    Role.TUPLE: Status.MOVED,
+    Role.JOIN: Status.JOINED,
+    Role.FLOAT: Status.FLOAT,
+}
+
+
+def explain(quantizer: BackendQuantizer) -> Explanation:
+    """Return what the quantizer did to the graph that it last annotated, and why.
+
+    May be asked after `prepare_pt2e` (what is annotated), after calibration or conversion (what was decided, too).
+
+    Raises:
+        InputError: if the quantizer has annotated nothing yet.
+
+    >>> print(explain(quantizer))  # doctest: +SKIP
+    """
+    if not quantizer.record.account.ops and not quantizer.record.messages:
+        raise InputError("the quantizer has annotated no graph yet; pass it to prepare_pt2e first")
+    return _Reader(quantizer).explanation()
+
+
+class _Reader:
+    """A quantizer's record, with what became of each cell."""
+
+    def __init__(self, quantizer: BackendQuantizer) -> None:
+        self.quantizer = quantizer
+        self.record = quantizer.record
+        self.account = self.record.account
+        self.plan = self.account.plan
+        self.decisions = self.record.decisions
+        self.assignments: dict[str, Assignment] = dict(self.account.assignments)
+        self.observers: dict[str, RangeObserver] = {}
+        for component in self.record.components:
+            self.observers |= component.observers
+            if not self.account.assignments:
+                self.assignments |= component.resolution().assignments
+        self.output_of = {op.node: op.output for op in self.account.ops}
+        self.why_float = self._why_float()
+        self.first: dict[str, str] = {}
+        for name in self.plan.cells:  # a group is called by the cell that comes first in the graph
+            if name in self.assignments:
+                self.first.setdefault(self.assignments[name].group, name)
+
+    def explanation(self) -> Explanation:
+        groups = self._groups()
+        activations = [n for n in self.plan.cells if self._kind(n) == "activation"]
+        return Explanation(
+            backend=self.quantizer.config.name if self.quantizer.config else "",
+            ops=tuple(self._op(op) for op in self.account.ops),
+            blocks=tuple(self._block(name, block) for name, block in self.record.blocks.items()),
+            groups=groups,
+            decisions=self.decisions,
+            messages=(*self.record.messages, *self._nested()),
+            observed=(sum(name in self.assignments for name in activations), len(activations)),
+        )
+
+    def _nested(self) -> list[str]:
+        names = self.record.branches
+        return [f"nested graphs are prepared by themselves and not listed here: {', '.join(names)}"] if names else []
+
+    def _why_float(self) -> dict[str, str]:
+        """Return cell -> the decision that left it float."""
+        found: dict[str, str] = {}
+        for decision in self.decisions:
+            grouped = {name for group in decision.groups for name in group}
+            for name, _ in decision.ranges:
+                if name not in grouped:
+                    notes = [note for note in decision.notes if name in note]
+                    better = [f"{outcome.lower()} {why}" for outcome, why in decision.rejected]
+                    found.setdefault(name, "; ".join(notes or better) or decision.reason)
+        return found
+
+    # -- cells ----------------------------------------------------------------------------------------------
+
+    def _kind(self, cell: str) -> str:
+        if cell in self.account.weights:
+            return "weight"
+        return "bias" if cell in self.account.biases else "activation"
+
+    def _is_float(self, cell: str) -> bool:
+        """Tell whether the cell was left float, by a decision on itself or on a cell that it follows."""
+        if not cell:
+            return True
+        assigned = self.assignments.get(cell)
+        if assigned is not None:
+            return assigned.qparams is None
+        follows = self.plan.cells[cell].follows if cell in self.plan.cells else frozenset()
+        return any(self._is_float(each) for each in follows)
+
+    def _group(self, cell: str) -> str:
+        """Return the name of a cell's group; "" where it is float."""
+        if self._is_float(cell):
+            return ""
+        assigned = self.assignments.get(cell)
+        return self.first.get(assigned.group, cell) if assigned is not None else cell
+
+    def _groups(self) -> dict[str, Group]:
+        members: dict[str, list[str]] = {}
+        for name in self.plan.cells:
+            if group := self._group(name):
+                members.setdefault(group, []).append(name)
+        return {name: self._described(name, cells) for name, cells in members.items()}
+
+    def _described(self, name: str, cells: list[str]) -> Group:
+        ranges = [found for cell in cells if (found := self._range(cell)) is not None]
+        whole = union(ranges) if ranges else None
+        return Group(
+            name=name,
+            cells=tuple(cells),
+            values=tuple(dict.fromkeys(value for cell in cells for value in self.plan.cells[cell].values)),
+            kind=self._kind(name),
+            numbers=self._numbers(name),
+            range=(whole.min, whole.max) if whole else None,
+        )
+
+    def _range(self, cell: str) -> Range | None:
+        if cell in self.account.ranges:
+            return self.account.ranges[cell]
+        observer = self.observers.get(cell)
+        return observer.known_range() if observer is not None else None
+
+    def _numbers(self, cell: str) -> Numbers | None:
+        observer, assigned = self.observers.get(cell), self.assignments.get(cell)
+        if isinstance(observer, (PerChannelRangeObserver, PerChannelBiasObserver)):
+            return _of_channels(observer) if observer.trouble() is None else None
+        if assigned is not None and assigned.qparams is not None:
+            return _of_tensor(assigned.qparams)
+        return None
+
+    # -- ops and blocks -------------------------------------------------------------------------------------
+
+    def _op(self, op: OpAccount) -> Op:
+        edges = tuple(self._edge(op, value, cell) for value, cell in op.inputs)
+        output = self._group(op.output)
+        if op.role is Role.TUPLE and edges:
+            output = edges[0].group  # its items are parts of what it reads
+        return Op(
+            node=op.node,
+            op=op.op,
+            module=op.module,
+            status=self._status(op, [*(edge.group for edge in edges), output]),
+            block=op.block,
+            inputs=edges,
+            output=output,
+            why=tuple(self._why(op, edges)),
+        )
+
+    def _status(self, op: OpAccount, groups: list[str]) -> Status:
+        quantized = bool(self._group(self.output_of.get(op.block, ""))) if op.block else any(groups)
+        return _STATUS[op.role] if quantized else Status.FLOAT
+
+    def _edge(self, op: OpAccount, value: str, cell: str) -> Edge:
+        group, above = self._group(cell), self._group(self.output_of.get(value, ""))
+        assigned = self.assignments.get(cell)
+        through_wide = assigned is not None and assigned.through is not None and op.role is not Role.SELECT
+        return Edge(
+            value=value,
+            group=group,
+            kind=self._kind(cell),
+            requantized=bool(group and above and (group != above or through_wide)),
+        )
+
+    def _why(self, op: OpAccount, edges: tuple[Edge, ...]) -> list[str]:
+        found = [op.why] if op.why else []
+        if op.role in {Role.MOVE, Role.SELECT, Role.TUPLE} and not (edges or op.output):
+            found.append(f"data movement is not annotated for {op.config}")
+        if op.role is Role.BLOCK and op.node in self.record.blocks:
+            unfused = self.record.blocks[op.node].unfused
+            found += [f"the activation behind it is not fused: {unfused}"] if unfused else []
+        if op.role is Role.INSIDE:
+            found.append(f"in the block of {op.block}")
+        if op.output and self._is_float(op.output):
+            found.append(f"output left float; {self.why_float.get(op.output, 'nothing was observed there')}")
+        for (value, cell), edge in zip(op.inputs, edges, strict=True):
+            if edge.requantized:
+                found.append(f"{value} is requantized")
+            elif not edge.group and edge.kind == "activation" and cell != op.output:
+                found.append(f"reads {value} in float; {self.why_float.get(cell, 'nothing was observed there')}")
+        return found
+
+    def _block(self, name: str, block: Block) -> FusedBlock:
+        cell = self.output_of.get(name, "")
+        assigned = self.assignments.get(cell)
+        qparams = assigned.qparams if assigned else None
+        return FusedBlock(
+            output=name,
+            module=module_path(block.head),
+            members=tuple((node.name, op_name(node)) for node in block.members),
+            lower=block.bounds.lower,
+            upper=block.bounds.upper,
+            group=self._group(cell),
+            holds=qparams.honours(block.bounds) if qparams else None,
+            unfused=block.unfused,
+        )
+
+
+def _of_tensor(qparams: QParams) -> Numbers:
+    scheme = qparams.scheme
+    return Numbers(
+        dtype=str(scheme.dtype).removeprefix("torch."),
+        quant_min=scheme.quant_min,
+        quant_max=scheme.quant_max,
+        scale=qparams.scale,
+        zero_point=qparams.zero_point,
+    )
+
+
+def _of_channels(observer: PerChannelRangeObserver | PerChannelBiasObserver) -> Numbers:
+    scale, zero_point = observer.calculate_qparams()
+    points = set(zero_point.tolist())
+    return Numbers(
+        dtype=str(observer.dtype).removeprefix("torch."),
+        quant_min=observer.quant_min,
+        quant_max=observer.quant_max,
+        scale=float(scale.max()),
+        zero_point=points.pop() if len(points) == 1 else None,
+        channels=scale.numel(),
+    )

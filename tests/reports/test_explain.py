@@ -1,0 +1,148 @@
+"""What `explain` says of real quantizations, each line of it."""
+
+from __future__ import annotations
+
+import io
+import json
+from typing import Any
+
+import pytest
+import torch
+from rich.console import Console
+from torch import Tensor, nn
+from torchao.quantization.pt2e.quantize_pt2e import prepare_pt2e
+
+from quantmark.annotators.measure import observe_ranges
+from quantmark.annotators.quantizer import BackendQuantizer
+from quantmark.configs import cadence
+from quantmark.observers.errors import InputError
+from quantmark.reports import Explanation, explain
+from support.flow import export, minmax_config, quantize
+
+
+class Packed(nn.Module):
+    """A packed input, cut into a narrow and a wide branch; a fused block; a join; an op that stays float."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.narrow, self.wide = nn.Linear(4, 4), nn.Linear(4, 4)
+        self.act = nn.ReLU()
+
+    def forward(self, x: Tensor) -> Tensor:
+        joined = torch.cat([self.act(self.narrow(x[:, :4])), self.wide(x[:, 4:]) * 1.5], 1)
+        return torch.cumsum(joined, 1)
+
+
+def packed(seed: int = 0) -> tuple[nn.Module, tuple[Tensor]]:
+    torch.manual_seed(seed)
+    x = torch.rand(8, 8) * 2.0 - 1.0
+    x[:, 4:] *= 6.0
+    return Packed().eval(), (x,)
+
+
+def explained(model: nn.Module, inputs: Any, quantizer: BackendQuantizer) -> Explanation:
+    quantize(model, inputs, quantizer)
+    return explain(quantizer)
+
+
+@pytest.mark.parametrize("ranges_first", [False, True])
+def test_every_op_is_told_with_its_reason(ranges_first: bool) -> None:
+    model, inputs = packed()
+    config = minmax_config()
+    table = observe_ranges(export(model, inputs), [inputs], estimator="minmax") if ranges_first else None
+    found = explained(model, inputs, BackendQuantizer(config, table))
+    told = {op.node: (op.op, op.module, op.status.value) for op in found.ops}
+    assert told == {
+        "slice_1": ("slice", "", "moved"),
+        "linear": ("linear", "narrow", "fused"),
+        "relu": ("relu", "act", "block"),
+        "slice_2": ("slice", "", "moved"),
+        "linear_1": ("linear", "wide", "block"),
+        "mul": ("mul", "", "quantized"),
+        "cat": ("cat", "", "joined"),
+        "cumsum": ("cumsum", "", "float"),
+    }
+    assert found.op("cumsum").why == ("custom runs no quantized cumsum",)
+    assert found.op("linear").why == ("in the block of relu",)
+    assert found.op("cat").why == ("relu is requantized",)
+    (relu, _) = found.op("cat").inputs
+    assert (relu.value, relu.requantized) == ("relu", True)
+    assert [(d.kind, d.outcome.value) for d in found.decisions] == [("branches", "independent"), ("join", "requantize")]
+    assert found.observed[0] == found.observed[1] > 0
+    counts = found.counts()
+    assert (counts["blocks"], counts["activations fused"], counts["edges requantized"]) == (2, 1, 1)
+
+
+def test_both_roads_say_the_same() -> None:
+    model, inputs = packed()
+    table = observe_ranges(export(model, inputs), [inputs], estimator="minmax")
+    ours = explained(model, inputs, BackendQuantizer(minmax_config()))
+    settled = explained(model, inputs, BackendQuantizer(minmax_config(), table))
+    assert json.loads(ours.to_json()) == json.loads(settled.to_json())
+
+
+def test_blocks_say_their_contract_and_whether_it_holds() -> None:
+    found = explained(*packed(), BackendQuantizer(minmax_config()))
+    fused, alone = found.blocks
+    assert (fused.title, fused.module, fused.contract, fused.holds) == ("linear + relu", "narrow", "[0, inf]", True)
+    assert (alone.title, alone.contract, alone.holds) == ("linear", "", True)
+    numbers = found.groups[fused.group].numbers
+    assert numbers is not None
+    assert (numbers.zero_point, numbers.quant_min) == (-128, -128)
+
+
+def test_groups_hold_qparams_ranges_and_channels() -> None:
+    found = explained(*packed(), BackendQuantizer(minmax_config()))
+    weights = [group for group in found.groups.values() if group.kind == "weight"]
+    assert [(w.numbers.channels, w.numbers.zero_point) for w in weights if w.numbers] == [(4, 0), (4, 0)]
+    together = found.groups[found.op("cat").output]
+    assert set(together.cells) >= {"cat", "mul"}
+    assert together.range is not None
+    assert together.range[1] > 3.0
+
+
+def test_before_calibration_it_says_what_is_not_observed() -> None:
+    model, inputs = packed()
+    quantizer = BackendQuantizer(minmax_config())
+    prepare_pt2e(export(model, inputs), quantizer)
+    found = explain(quantizer)
+    assert found.observed[0] < found.observed[1]  # the scalar of mul is known already
+    assert found.op("relu").status.value == "block"
+    assert found.blocks[0].holds is None
+    assert "not observed" in str(found)
+
+
+def test_a_rule_is_named_where_it_leaves_an_op_float() -> None:
+    quantizer = BackendQuantizer(minmax_config()).set_module_name("wide", None).set_module_name("nowhere", None)
+    with pytest.warns(match="nowhere"):
+        found = explained(*packed(), quantizer)
+    assert found.op("linear_1").why == ("the rule for module name 'wide' leaves it float",)
+    assert any("nowhere" in message for message in found.messages)
+
+
+def test_the_hoist_that_was_feared_is_told() -> None:
+    model, inputs = packed()
+    found = explained(model, inputs, BackendQuantizer(cadence()))
+    float_reads = [why for op in found.ops for why in op.why if "in float" in why]
+    assert float_reads, str(found)
+    assert "ALWAYS" in float_reads[0] or "hoist" in float_reads[0]
+
+
+def test_text_json_and_tables() -> None:
+    found = explained(*packed(), BackendQuantizer(minmax_config()))
+    text = str(found)
+    assert "relu is requantized" in text
+    assert "independent" in text
+    content = json.loads(found.to_json())
+    assert content["schema"] == 1
+    assert [op["node"] for op in content["ops"]] == [op.node for op in found.ops]
+    assert content["decisions"][0]["outcome"] == "independent"
+    stream = io.StringIO()
+    Console(file=stream, width=160, force_terminal=True).print(found)
+    assert "\x1b[" in stream.getvalue()
+    assert "cumsum" in stream.getvalue()
+
+
+def test_a_quantizer_that_annotated_nothing_is_an_error() -> None:
+    with pytest.raises(InputError, match="annotated no graph yet"):
+        explain(BackendQuantizer(minmax_config()))
