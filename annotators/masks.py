@@ -41,7 +41,7 @@ def masked_values(model: GraphModule) -> set[Node]:
         elif node.op == "call_function":
             name = op_name(node)
             carries = name in _CARRIERS and any(value in found for value in node.all_input_nodes)
-            if carries or (name in _MAKERS - CLAMPS and any(_masks(value) for value in _scalars(node))):
+            if carries or (name in _MAKERS - CLAMPS and any(masks_out(value) for value in _scalars(node))):
                 found.add(node)
     return found
 
@@ -51,7 +51,8 @@ def _scalars(node: Node) -> list[float]:
     return [float(v) for v in values if isinstance(v, (int, float)) and not isinstance(v, bool)]
 
 
-def _masks(value: float) -> bool:
+def masks_out(value: float) -> bool:
+    """Tell whether a scalar is a mask, and no factor or summand that is meant as a number."""
     return value <= MASKED_OUT or abs(value) > LARGEST_VALUE
 
 

@@ -75,34 +75,43 @@ def prepare_branches(model: GraphModule, make: Callable[[], Quantizer]) -> list[
     """Prepare the branches of every cond, each with a quantizer of its own; return their names."""
     names = []
     for call in [n for n in model.graph.nodes if n.op == "call_function" and n.target is _COND]:
-        operands = call.args[3]
-        for handle in call.args[1:3]:
-            branch = _submodule(model, handle)
-            if branch is None or branch.meta.get(_PREPARED) or not isinstance(operands, (tuple, list)):
-                continue
-            _close(model, branch, list(operands))
+        handles, operands = call.args[1:3], call.args[3]
+        branches = [branch for handle in handles if (branch := _submodule(model, handle)) is not None]
+        prepared_before = any(branch.meta.get(_PREPARED) for branch in branches)
+        if len(branches) != len(handles) or prepared_before or not isinstance(operands, (tuple, list)):
+            continue
+        values = [constant_value(model, each) if isinstance(each, Node) else None for each in operands]
+        for handle, branch in zip(handles, branches, strict=True):
+            _close(branch, values)
             prepared = prepare_pt2e(branch, make())
             prepared.meta[_PREPARED] = True
             setattr(model, handle.target, prepared)
             names.append(str(handle.target))
+        kept = tuple(each for each, value in zip(operands, values, strict=True) if value is None)
+        call.args = (*call.args[:3], kept)
     return names
 
 
-def _close(model: GraphModule, branch: GraphModule, operands: list[object]) -> None:
-    """Let a branch read the constants among its operands from attributes of its own."""
+def _close(branch: GraphModule, values: list[torch.Tensor | None]) -> None:
+    """Let a branch read the constants among its operands from attributes of its own, and take the others alone.
+
+    With parameters among the operands, torch would trace the branches for their gradients, past the observers.
+    """
     places = [node for node in branch.graph.nodes if node.op == "placeholder"]
-    for place, operand in zip(places, operands, strict=True):
-        value = constant_value(model, operand) if isinstance(operand, Node) else None
-        if value is None or not place.users:
+    last = places[-1]
+    for place, value in zip(places, values, strict=True):
+        if value is None:
             continue
-        name = f"_constant_{place.name}"
-        branch.register_buffer(name, value.detach())
-        with branch.graph.inserting_before(next(iter(place.users))):
-            twin = branch.graph.get_attr(name)
-        twin.meta.update(place.meta)
-        first = min(place.users, key=list(branch.graph.nodes).index)
-        first.prepend(twin)
-        place.replace_all_uses_with(twin)
+        if place.users:
+            name = f"_constant_{place.name}"
+            branch.register_buffer(name, value.detach())
+            with branch.graph.inserting_after(last):
+                twin = branch.graph.get_attr(name)
+            twin.meta.update(place.meta)
+            place.replace_all_uses_with(twin)
+    for place, value in zip(places, values, strict=True):
+        if value is not None:
+            branch.graph.erase_node(place)
     branch.recompile()
 
 

@@ -24,6 +24,7 @@ from ..configs.base import BiasKind
 from ..configs.ops import HEADS
 from .blocks import clamp_bounds
 from .graph import EXPORTED_AS, argument, constant_value, is_float_tensor, is_in_place, op_name, value_of
+from .masks import masks_out
 from .memory import Memory
 from .nested import inline_no_grad
 
@@ -37,7 +38,6 @@ if TYPE_CHECKING:
 
 _ATEN = torch.ops.aten
 _SCALAR_OPS = {"add": _ATEN.add.Tensor, "sub": _ATEN.sub.Tensor, "mul": _ATEN.mul.Tensor, "rsub": _ATEN.sub.Tensor}
-LARGEST_CONSTANT = 1e30  # beyond it (masks of the smallest float) a constant is no activation to be quantized
 
 
 def transform(model: GraphModule, config_of: Callable[[Node], BackendConfig | None]) -> GraphModule:
@@ -177,7 +177,7 @@ def _spell_clamp(node: Node, config_of: Callable[[Node], BackendConfig | None]) 
 def _constant(model: GraphModule, node: Node, value: float) -> Node | None:
     """Return a new constant of one element, or None where a tensor would not compute just what the scalar does."""
     fake = value_of(node)
-    if not isinstance(fake, torch.Tensor) or fake.dim() == 0 or not abs(value) <= LARGEST_CONSTANT:
+    if not isinstance(fake, torch.Tensor) or fake.dim() == 0 or masks_out(value):
         return None
     tensor = torch.full((1,), value, dtype=fake.dtype, device=fake.device)
     if fake.dtype.itemsize < 4 and tensor.float() != torch.tensor(value, dtype=torch.float32, device=fake.device):

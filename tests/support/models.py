@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import cast
 
 import torch
 import torch.nn.functional as F
@@ -21,7 +22,9 @@ def _randomize_batch_norms(model: nn.Module) -> None:
             nn.init.uniform_(module.running_var, 0.5, 1.5)  # type: ignore[arg-type]
 
 
-def _conv(cin: int, cout: int, kernel: int = 3, stride: int = 1, groups: int = 1, act: nn.Module | None = None) -> nn.Module:
+def _conv(
+    cin: int, cout: int, kernel: int = 3, stride: int = 1, groups: int = 1, act: nn.Module | None = None
+) -> nn.Module:
     layers: list[nn.Module] = [
         nn.Conv2d(cin, cout, kernel, stride, kernel // 2, groups=groups, bias=False),
         nn.BatchNorm2d(cout),
@@ -43,7 +46,7 @@ class InvertedResidual(nn.Module):
         )
 
     def forward(self, x: Tensor) -> Tensor:
-        return x + self.body(x) if self.skip else self.body(x)
+        return cast("Tensor", x + self.body(x) if self.skip else self.body(x))
 
 
 class MobileNet(nn.Module):
@@ -58,7 +61,7 @@ class MobileNet(nn.Module):
         self.pool, self.fc = nn.AdaptiveAvgPool2d(1), nn.Linear(64, 10)
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.fc(self.pool(self.tail(self.blocks(self.stem(x)))).flatten(1))
+        return cast("Tensor", self.fc(self.pool(self.tail(self.blocks(self.stem(x)))).flatten(1)))
 
 
 class BasicBlock(nn.Module):
@@ -70,7 +73,7 @@ class BasicBlock(nn.Module):
         self.down = _conv(cin, cout, 1, stride) if stride != 1 or cin != cout else nn.Identity()
 
     def forward(self, x: Tensor) -> Tensor:
-        return F.relu(self.b(self.a(x)) + self.down(x))
+        return cast("Tensor", F.relu(self.b(self.a(x)) + self.down(x)))
 
 
 class ResNet(nn.Module):
@@ -84,7 +87,7 @@ class ResNet(nn.Module):
         self.head = nn.Sequential(nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(32, 10))
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.head(self.blocks(self.pool(self.stem(x))))
+        return cast("Tensor", self.head(self.blocks(self.pool(self.stem(x)))))
 
 
 class ShuffleUnit(nn.Module):
@@ -114,7 +117,7 @@ class ShuffleNet(nn.Module):
         self.head = nn.Sequential(nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(24, 10))
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.head(self.units(self.stem(x)))
+        return cast("Tensor", self.head(self.units(self.stem(x))))
 
 
 class UNet(nn.Module):
@@ -133,7 +136,7 @@ class UNet(nn.Module):
         b = self.down2(F.max_pool2d(a, 2))
         y = self.mid(F.max_pool2d(b, 2))
         y = self.dec2(torch.cat([self.up2(y), b], 1))
-        return self.out(self.dec1(torch.cat([self.up1(y), a], 1)))
+        return cast("Tensor", self.out(self.dec1(torch.cat([self.up1(y), a], 1))))
 
 
 class Detector(nn.Module):
@@ -167,7 +170,7 @@ class Encoder(nn.Module):
         )
         scores = torch.softmax(q @ k.transpose(-2, -1) * (d // self.heads) ** -0.5, -1)
         x = x + self.proj((scores @ v).transpose(1, 2).reshape(n, t, d))
-        return x + self.down(F.gelu(self.up(self.norm2(x))))
+        return cast("Tensor", x + self.down(F.gelu(self.up(self.norm2(x)))))
 
 
 class Keywords(nn.Module):
@@ -181,7 +184,7 @@ class Keywords(nn.Module):
         self.body, self.fc = nn.Sequential(*layers), nn.Linear(48, 12)
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.fc(self.body(x).mean(-1))
+        return cast("Tensor", self.fc(self.body(x).mean(-1)))
 
 
 class Sequence(nn.Module):
@@ -199,7 +202,7 @@ class Sequence(nn.Module):
         for i, (gate, mix) in enumerate(zip(self.gates, self.mixes, strict=True)):
             a, b = gate(F.pad(y, (2**i, 0))).chunk(2, 1)
             y = y + mix(torch.tanh(a) * torch.sigmoid(b))
-        return self.last(F.relu(y))
+        return cast("Tensor", self.last(F.relu(y)))
 
 
 def _data(*shape: int) -> Callable[[], Batches]:
