@@ -89,7 +89,8 @@ def _encode(kind: Any, value: Any, path: str) -> Any:
         return str(value).removeprefix("torch.")
     if isinstance(value, (tuple, frozenset)):
         items = sorted(value) if isinstance(value, frozenset) else value
-        return [_encode(get_args(kind)[0], item, f"{path}[{index}]") for index, item in enumerate(items)]
+        (inner, *_), *_ = (get_args(each) for each in alternatives(kind) if get_origin(each) is type(value))
+        return [_encode(inner, item, f"{path}[{index}]") for index, item in enumerate(items)]
     if type(value) in alternatives(kind) and is_dataclass(value):
         return _encode_fields(value, path)
     raise ConfigError(

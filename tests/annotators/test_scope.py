@@ -65,7 +65,10 @@ def heads(graph: GraphModule) -> dict[str, str]:
     found = {}
     for name, node in zip(HEADS, [*calls(graph, "conv2d"), *calls(graph, "linear")], strict=True):
         x, weight = node.args[:2]
-        found[name] = str(pair_of(x).dtype).removeprefix("torch.") if is_dequantize(weight) else "float"
+        found[name] = "float"
+        if is_dequantize(weight):
+            assert is_dequantize(x), f"{node} is half quantized"
+            found[name] = str(pair_of(x).dtype).removeprefix("torch.")
         assert found[name] == "float" or all(is_quantize(user) or fused(user) for user in node.users)
     return found
 

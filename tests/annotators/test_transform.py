@@ -18,7 +18,7 @@ from torch.testing import assert_close
 from quantmark import AnnotationWarning, BackendQuantizer
 from quantmark.annotators.graph import EXPORTED_AS, op_name
 from quantmark.annotators.memory import written_memory
-from quantmark.configs import BackendConfig, OpRules
+from quantmark.configs import BackendConfig, OpRules, WeightConfig
 from quantmark.observers.qparams import INT16_SYMMETRIC
 from support.flow import calls, export, minmax_config, observed, quantize, sqnr_db
 
@@ -142,7 +142,9 @@ def test_any_chain_keeps_its_bits(names: list[str], head: bool) -> None:
 
 
 @settings(max_examples=15)
-@given(names=st.lists(st.sampled_from(sorted(OPS.keys() - {"threshold_other"})), max_size=7), head=st.booleans())
+@given(
+    names=st.lists(st.sampled_from(sorted(OPS.keys() - {"threshold_other", "square"})), max_size=7), head=st.booleans()
+)
 @pytest.mark.filterwarnings("ignore::quantmark.AnnotationWarning")
 def test_any_chain_is_quantized_right(names: list[str], head: bool) -> None:
     def body(_: Net, y: Tensor) -> list[Tensor]:
@@ -151,9 +153,8 @@ def test_any_chain_is_quantized_right(names: list[str], head: bool) -> None:
             y = OPS[name](y, found)
         return [*found, y]
 
-    flow = quantize(
-        Net(body, head=head).eval(), (image(),), minmax_config(INT16_SYMMETRIC), batches=[(image(),)], keep=True
-    )
+    config = minmax_config(INT16_SYMMETRIC, weight=WeightConfig(scheme=INT16_SYMMETRIC))  # little noise
+    flow = quantize(Net(body, head=head).eval(), (image(),), config, batches=[(image(),)], keep=True)
     with torch.no_grad():
         expected, actual = flow.prepared(image()), flow.converted(image())
     for a, b in zip(expected, actual, strict=True):

@@ -6,6 +6,7 @@ import math
 from collections.abc import Callable
 from dataclasses import is_dataclass, replace
 from enum import Enum
+from inspect import isfunction
 from typing import Any, Literal, get_args, get_origin
 
 import pytest
@@ -21,7 +22,7 @@ from quantmark.observers.fields import allowed_names, alternatives, field_types
 from quantmark.observers.qparams import DTYPES
 
 FACTORIES: list[Callable[..., BackendConfig]] = [
-    getattr(configs, name) for name in configs.__all__ if not isinstance(getattr(configs, name), type)
+    getattr(configs, name) for name in configs.__all__ if isfunction(getattr(configs, name))
 ]
 BASES = [
     BackendConfig(),
@@ -166,6 +167,12 @@ def put(path: str, value: Any) -> Callable[[Any], object]:
         ("weight.conv_scheme", 1, r"^\$\.weight\.conv_scheme must be an object, got 1$"),
         ("ops.fixed", [{"op": "tanh"}], r"^\$\.ops\.fixed\[0\] lacks scale, zero_point: a config file says every"),
         ("ops.fixed", [{"op": "tahn", "scale": 1, "zero_point": 0}], r'fixed\[0\]\.op is "tahn".*nearest: tan'),
+        (
+            "limits.activation_dtypes",
+            ["int8", "int9"],
+            r'^\$\.limits\.activation_dtypes\[1\] is "int9"; allowed: .*; nearest: int8$',
+        ),
+        ("limits.equal_sides", ["cats"], r'^\$\.limits\.equal_sides\[0\] is "cats"; .*; nearest: cat$'),
         ("on_uncalibrated", "ignore", r'^\$\.on_uncalibrated is "ignore"; allowed: "error", "warn"$'),
         ("name", None, r"^\$\.name must be a string, got null$"),
         ("rest", {}, r"^\$\.rest must be null: a Quantizer is an object that JSON can't say$"),
