@@ -23,7 +23,7 @@ def _randomize_batch_norms(model: nn.Module) -> None:
 
 
 def _conv(
-    cin: int, cout: int, kernel: int = 3, stride: int = 1, groups: int = 1, act: nn.Module | None = None
+    cin: int, cout: int, kernel: int = 3, stride: int = 1, groups: int = 1, *, act: nn.Module | None = None
 ) -> nn.Module:
     layers: list[nn.Module] = [
         nn.Conv2d(cin, cout, kernel, stride, kernel // 2, groups=groups, bias=False),
@@ -73,7 +73,7 @@ class BasicBlock(nn.Module):
         self.down = _conv(cin, cout, 1, stride) if stride != 1 or cin != cout else nn.Identity()
 
     def forward(self, x: Tensor) -> Tensor:
-        return cast("Tensor", F.relu(self.b(self.a(x)) + self.down(x)))
+        return F.relu(self.b(self.a(x)) + self.down(x))
 
 
 class ResNet(nn.Module):
