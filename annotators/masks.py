@@ -53,7 +53,7 @@ def _scalars(node: Node) -> list[float]:
 
 def masks_out(value: float) -> bool:
     """Tell whether a scalar is a mask, and no factor or summand that is meant as a number."""
-    return value <= MASKED_OUT or abs(value) > LARGEST_VALUE
+    return value <= MASKED_OUT or not abs(value) <= LARGEST_VALUE  # which NaN is not, either
 
 
 def _is_mask(tensor: torch.Tensor) -> bool:
