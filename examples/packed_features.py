@@ -89,14 +89,15 @@ def trained(data: Data, *, epochs: int, seed: int) -> PackedTowers:
     optimizer = torch.optim.Adam(model.parameters(), lr=0.01, weight_decay=1e-3)
     for _ in range(epochs):
         optimizer.zero_grad()
-        nn.functional.cross_entropy(model(rows)[0], data.train_labels).backward()  # type: ignore[no-untyped-call]
+        nn.functional.cross_entropy(model(rows)[0], data.train_labels).backward()
         optimizer.step()
     start = 0
     with torch.no_grad():
         for tower, size in zip(model.towers, SIZES, strict=True):
             part = slice(start, start + size)
-            tower.weight /= deviation[part]  # type: ignore[operator]
-            tower.bias -= tower.weight @ mean[part]  # type: ignore[operator]
+            if isinstance(tower, nn.Linear):
+                tower.weight /= deviation[part]
+                tower.bias.sub_(tower.weight @ mean[part])
             start += size
     return model.eval()
 
@@ -151,7 +152,7 @@ def flat(outputs: tuple[Tensor, list[Tensor]]) -> list[Tensor]:
 def compared(model: PackedTowers, data: Data, name: str, quantizer: Quantizer) -> list[Result]:
     """Quantize with the three calls, and measure before and after the pass."""
     exported = torch.export.export(model, (data.test,), strict=True).module()  # Cadence's finds nothing otherwise
-    prepared = prepare_pt2e(exported, quantizer)  # type: ignore[arg-type]
+    prepared = prepare_pt2e(exported, quantizer)
     with torch.no_grad():
         for start in range(0, len(data.train) - len(data.test) + 1, len(data.test)):
             prepared(data.train[start : start + len(data.test)])

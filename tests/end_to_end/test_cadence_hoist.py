@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 
 import pytest
@@ -15,9 +15,10 @@ from quantmark.annotators.measure import observe_ranges
 from quantmark.observers.ranges import Range
 from quantmark.observers.rules import Conflict, HoistRule, Outcome
 from quantmark.observers.table import Entry, RangeTable
-from support.flow import Flow, quantize, sqnr_db
+from support.flow import Flow, calls, is_dequantize, quantize, sqnr_db
 from support.hoist import (
     CUTS,
+    REORDERING,
     UNHOISTED,
     HoistAlways,
     HoistIdentical,
@@ -67,14 +68,13 @@ def cadence(**options: object) -> configs.BackendConfig:
 
 
 def kinds_for(name: str) -> tuple[tuple[str, bool], ...]:
-    """The seed is cut in many ways, the other scenarios in two."""
+    """The seed is cut in many ways, the other scenarios in one."""
     if name == "seed":
         return (
             *(("slice", False), ("slice", True), ("select", False), ("nested", True)),
             *(("views", False), ("tensor_split", True), ("split", False)),
         )
-    first = len(name) % 2 == 0
-    return ("narrow", first), ("unbind", not first)
+    return (("narrow", len(name) % 2 == 0),)
 
 
 @cache
@@ -223,6 +223,65 @@ def code(graph: torch.fx.GraphModule) -> list[tuple[str, tuple[object, ...]]]:
         for n in graph.graph.nodes
         if n.op != "get_attr"
     ]
+
+
+# -- the whole list of reordering passes, exports, schemes, options -------------------------------------------
+
+
+@pytest.mark.parametrize("conflict", Conflict)
+@pytest.mark.parametrize("name", ["similar", "seed"])
+def test_all_of_cadences_reordering_is_bit_exact(name: str, conflict: Conflict) -> None:
+    kinds = ("slice", False), ("select", True), ("nested", False)
+    found = case(name, kinds)
+    flow = quantize(found.model, found.inputs, cadence(hoist=HoistRule.ALWAYS, conflict=conflict))
+    before = lower(flow.converted, found.inputs)
+    after = transformed(before.edge, found.inputs, *REORDERING)
+    assert identical(before.outputs, after.outputs)
+    shared = name == "similar" or conflict is Conflict.UNION
+    assert [after.hoisted(index) for index in range(len(kinds))] == [shared] * len(kinds)
+
+
+@pytest.mark.parametrize("strict", [False, True], ids=["non-strict", "strict"])
+@pytest.mark.parametrize("name", ["similar", "seed"])
+def test_strict_and_default_export(name: str, strict: bool) -> None:
+    found = case(name, (("slice", False),))
+    flow = quantize(found.model, found.inputs, cadence(hoist=HoistRule.ALWAYS), strict=strict)
+    (decision,) = quantizer(flow).record.decisions
+    assert decision.outcome is (Outcome.SHARED if name == "similar" else Outcome.INDEPENDENT)
+    linears = calls(flow.converted, "linear")
+    assert len(linears) == len(found.ranges)
+    assert sum(is_dequantize(linear.args[0]) for linear in linears) == len(linears) - (name != "similar")
+
+
+@pytest.mark.parametrize("name", ["similar", "seed"])
+def test_int16_activations(name: str) -> None:
+    found = case(name, (("slice", True),))
+    flow = quantize(found.model, found.inputs, cadence(hoist=HoistRule.ALWAYS, activation="int16"))
+    before = lower(flow.converted, found.inputs)
+    after = transformed(before.edge, found.inputs, HoistAlways)
+    assert identical(before.outputs, after.outputs)
+    assert after.hoisted(0) is (name == "similar")
+    assert {args[-1] for args in qparams_below(before, 0)} == {torch.int16}
+    assert min(found.sqnr(after.outputs)) > 40.0, "8-bit weights are what is left"
+
+
+def test_one_that_differs_undoes_the_group_without_partial_groups() -> None:
+    found = case("seed", (("slice", False),))
+    config = cadence(hoist=HoistRule.IDENTICAL)
+    config = replace(config, branches=replace(config.branches, partial_groups=False))
+    before = lower(quantize(found.model, found.inputs, config).converted, found.inputs)
+    assert len(qparams_below(before, 0)) == len(found.ranges)
+    assert not transformed(before.edge, found.inputs, HoistIdentical).hoisted(0)
+
+
+def test_the_pass_that_hoists_always_spoils_what_differs() -> None:
+    """That the tests above show anything: without quantmark's doing the third branch of the seed is lost."""
+    found = case("seed", (("slice", False),))
+    flow = quantize(found.model, found.inputs, cadence(hoist=HoistRule.NEVER))
+    before = lower(flow.converted, found.inputs)
+    after = transformed(before.edge, found.inputs, HoistAlways)
+    assert min(found.sqnr(before.outputs)) > 35.0
+    assert found.sqnr(after.outputs)[2] < 3.0
 
 
 def quantizer(flow: Flow) -> BackendQuantizer:

@@ -15,7 +15,7 @@ from typing import Any
 
 import executorch.backends.cadence.aot.ops_registrations  # noqa: F401  # registers torch.ops.cadence
 import torch
-from executorch.backends.cadence.aot.reorder_ops import AdvanceQuantizeOpAboveDefInBranchPass
+from executorch.backends.cadence.aot.reorder_ops import AdvanceQuantizeOpAboveDefInBranchPass, CadenceReorderOpsInGraph
 from executorch.exir import EdgeCompileConfig, EdgeProgramManager, to_edge
 from torch import Tensor, nn
 from torch.fx import GraphModule, Node
@@ -26,6 +26,7 @@ from quantmark.observers.table import RangeTable
 FIXTURES = Path(__file__).parent.parent / "fixtures" / "ranges"
 WIDTH = 4  # columns of a branch
 
+REORDERING = CadenceReorderOpsInGraph.passes  # the pass, after those that run before it
 HoistAlways = AdvanceQuantizeOpAboveDefInBranchPass
 
 
@@ -57,13 +58,15 @@ class Lowered:
 
     @property
     def graph(self) -> torch.fx.Graph:
-        return self.edge.exported_program().graph
+        graph: torch.fx.Graph = self.edge.exported_program().graph
+        return graph
 
     def root(self, index: int) -> Node:
         """The tensor that input `index` is cut from: itself, or its negative."""
         found = [n for n in self.graph.nodes if n.op == "placeholder" and n.name.startswith("x_")][index]
         (first, *others) = list(found.users)
-        return first if not others and "neg" in str(first.target) else found
+        root: Node = first if not others and "neg" in str(first.target) else found
+        return root
 
     def below(self, root: Node) -> list[Node]:
         """The quantize ops that are reached from a root through movement, in graph order."""
@@ -185,9 +188,9 @@ class Towers(nn.Module):
         cuts = [cut for cut, _ in kinds for _ in ranges]
         self.towers = nn.ModuleList(nn.Linear(WIDTH, outputs, bias=cut == "slice") for cut in cuts)
         for index, tower in enumerate(self.towers):
-            if tower.bias is not None:
+            if isinstance(tower.bias, Tensor):
                 range_ = ranges[index % self.count]
-                tower.bias.data *= max(abs(range_.min), abs(range_.max)) or 1.0  # type: ignore[operator, union-attr]
+                tower.bias.data *= max(abs(range_.min), abs(range_.max)) or 1.0
 
     def forward(self, *x: Tensor) -> list[Tensor]:
         outputs = []
