@@ -10,6 +10,7 @@ from torchao.quantization.pt2e.quantizer import Quantizer
 from torchao.quantization.pt2e.quantizer.quantizer import Q_ANNOTATION_KEY
 
 from ..configs.base import Spectra
+from ..configs.rewrites import rewrite
 from ..observers.errors import AnnotationError
 from ..observers.qparams import Scheme
 from .account import Account, account_ops
@@ -17,7 +18,7 @@ from .blocks import annotate_head, head_rule
 from .branches import annotate_families, annotate_tree, find_trees, read_branch
 from .draft import Draft
 from .elementwise import annotate_block_output, annotate_own_output
-from .graph import where
+from .graph import EXPORTED_AS, where
 from .hoists import relate_hoists
 from .joins import annotate_join, read_join, relate_joins, relate_wishes
 from .masks import masked_values
@@ -162,10 +163,21 @@ class BackendQuantizer(Quantizer):
     def transform_for_annotation(self, model: GraphModule) -> GraphModule:
         """Spell the graph so that it can be quantized; see `transform.py`."""
         before = {node.name for node in model.graph.nodes}
+        model = self._rewrite(model)
         transform(model, Scope(self.config, self._rules).config_of)
         for rest in self._rests():
             model = rest.transform_for_annotation(model)
         self._gone = before - {node.name for node in model.graph.nodes}
+        return model
+
+    def _rewrite(self, model: GraphModule) -> GraphModule:
+        """Let the backends' own packages take apart what they would otherwise when they lower."""
+        config_of = Scope(self.config, self._rules).config_of
+        configs = [self.config, *(rule.config for rule in self._rules)]
+        for name in dict.fromkeys(c.rewrite for c in configs if c is not None and c.rewrite is not None):
+            for node in model.graph.nodes:
+                node.meta.setdefault(EXPORTED_AS, node.target)  # rules for an operator hold for its parts
+            model = rewrite(model, name, lambda node, name=name: getattr(config_of(node), "rewrite", None) == name)
         return model
 
     def annotate(self, model: GraphModule) -> GraphModule:

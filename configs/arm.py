@@ -5,10 +5,13 @@ Every rule was read in executorch 1.5.1 (paths below are under `executorch/backe
 * int8: affine activations, symmetric int8 weights per channel or per tensor, int32 bias with scale = input scale *
   weight scale (`quantizer/arm_quantizer.py`, get_symmetric_quantization_config). 16 bit: symmetric int16 activations
   (get_symmetric_a16w8_quantization_config). 4 bit: weights -7..7 (get_symmetric_a8w4_quantization_config).
-* relu and hardtanh disappear into the rescale behind a convolution, linear or add; what is left of them is the output's
-  zero point and codes (`_passes/fuse_quantized_activation_pass.py`). The activation contract decides correctness.
-* Data movement, CONCAT, pools, relu and clamp don't rescale: both sides have one qparams; a requantize before a
-  CONCAT is a RESCALE of its own (`quantizer/quantization_annotator.py`, _one_to_one_shared_input_qspec).
+* relu, and hardtanh from 0 up, disappear into the rescale behind a convolution or linear; what is left of them is the
+  output's zero point and codes (`_passes/fuse_quantized_activation_pass.py`). The activation contract decides
+  correctness. Behind add and the like nothing is fused: a float relu between add and quantize stays outside.
+* mean, softmax, layer norm and others are taken apart before annotation (`_passes/arm_pass_manager.py`,
+  transform_for_annotation_pipeline): what is left whole then has no qparams inside, and doesn't lower.
+* Data movement, CONCAT, pad, pools, means, relu and clamp don't rescale: both sides have one qparams; a requantize
+  before a CONCAT is a RESCALE of its own (`quantizer/quantization_annotator.py`, _one_to_one_shared_input_qspec).
 * An integer-only graph has no float op inside: a packed graph input is quantized branch by branch outside the
   delegate; a computed root can be int16 where the int16 extension is there, and is shared otherwise.
 * The partitioner takes a node for quantized only if its `meta["custom"]` carries Arm's annotation info
@@ -45,12 +48,14 @@ _HEADS: Final = frozenset({"conv1d", "conv2d", "conv3d", "conv_transpose2d", "li
 _OWN: Final = frozenset(
     {"add", "sub", "mul", "mm", "bmm", "matmul", "abs", "exp", "log", "reciprocal", "rsqrt", "sigmoid", "tanh", "sum"}
     | {"hardsigmoid", "hardswish", "leaky_relu", "elu", "gelu", "silu", "pow", "sin", "cos", "erf", "floor", "ceil"}
-    | {"minimum", "maximum", "neg", "mean", "avg_pool2d", "adaptive_avg_pool2d", "relu", "relu6", "hardtanh", "clamp"}
+    | {"minimum", "maximum"}
 )
 _SHARED: Final = frozenset(
     {"squeeze", "unsqueeze", "reshape", "repeat", "expand", "view", "view_as", "_unsafe_view", "transpose", "moveaxis"}
     | {"movedim", "t", "tile", "flip", "contiguous", "unflatten", "permute", "flatten", "dropout", "alias", "clone"}
     | {"detach", "pixel_shuffle", "pixel_unshuffle", "max_pool2d", "amax", "amin"}
+    | {"relu", "relu6", "hardtanh", "clamp", "neg", "mean", "avg_pool2d", "adaptive_avg_pool2d", "pad", "gather"}
+    | {"upsample_nearest2d", "upsample_bilinear2d", "index", "repeat_interleave"}
 )
 _SELECTS: Final = frozenset(
     {"slice", "select", "narrow", "split", "split_with_sizes", "chunk", "unbind", "index_select"}
@@ -104,8 +109,8 @@ def arm_tosa(
         blocks=BlockRules(
             heads=_HEADS,
             activations=frozenset({"relu", "relu6", "hardtanh"}),
-            residual_heads=frozenset({"add", "sub"}),
-            residual_activations=frozenset({"relu", "relu6", "hardtanh"}),
+            residual_heads=frozenset(),
+            residual_activations=frozenset(),
             symmetric_activation=SymmetricActivation.SEPARATE,
         ),
         branches=BranchRules(outcomes=(Outcome.SHARED, Outcome.INDEPENDENT, *([Outcome.WIDE_ROOT] if wide else []))),
@@ -118,6 +123,7 @@ def arm_tosa(
             spectra=Spectra.WIDE if wide else Spectra.KEEP,
         ),
         marker=_MARKER,
+        rewrite="tosa_int16" if activation == "int16" or wide else "tosa",
         is_qat=is_qat,
         rest=rest,
     )

@@ -21,6 +21,7 @@ from ..observers.rules import BranchRules, JoinRules
 from . import serialize
 from .limits import Limits
 from .ops import BATCH_NORMS, CLAMPS, ELEMENTWISE, HEADS, JOINS, MOVEMENT, NO_OPS, POOLS, SELECTS
+from .rewrites import RewriteName
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -237,6 +238,7 @@ class BackendConfig:
         ops: which other ops are quantized.
         limits: what the runtime can't do although lowering takes it (for the checks).
         marker: a key under `node.meta["custom"]` by which the backend's partitioner knows a quantized node, or None.
+        rewrite: what the backend's own package is to take apart before annotation (see `rewrites.py`), or None.
         is_qat: place fake-quantize modules instead of observers.
         on_uncalibrated: "error" raises where an observer saw no data, or NaN/inf; "warn" leaves that tensor
             float and records a finding.
@@ -253,6 +255,7 @@ class BackendConfig:
     ops: OpRules = field(default_factory=OpRules)
     limits: Limits = field(default_factory=Limits)
     marker: str | None = None
+    rewrite: RewriteName | None = None
     is_qat: bool = False
     on_uncalibrated: Literal["error", "warn"] = "error"
     rest: Quantizer | None = None

@@ -1,0 +1,57 @@
+"""Rewrites that a backend's passes need done before annotation, each from the backend's own package.
+
+Ops that a backend takes apart when it lowers (mean into sum and mul, softmax, layer norm) need qparams for the parts;
+so they are taken apart first. What stays float, or under another config, is left whole.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Final, Literal
+
+from ..observers.errors import ConfigError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from torch.fx import Node
+    from torch.fx.graph_module import GraphModule
+
+RewriteName = Literal["tosa", "tosa_int16", "tosa_u55"]
+_PROFILES: Final[dict[str, str]] = {
+    "tosa": "TOSA-1.0+INT",
+    "tosa_int16": "TOSA-1.0+INT+int16",
+    "tosa_u55": "TOSA-1.0+INT+int16+int4+u55",
+}
+
+
+def rewrite(model: GraphModule, name: RewriteName, wanted: Callable[[Node], bool]) -> GraphModule:
+    """Return the graph as the named rewrite leaves it, with the nodes that are not `wanted` left whole.
+
+    Raises:
+        ConfigError: if the backend's package isn't installed.
+    """
+    try:
+        from executorch.backends.arm._passes import ArmPassManager
+        from executorch.backends.arm.constants import DISALLOW_TFA_META_KEY
+        from executorch.backends.arm.tosa import TosaSpecification
+        from executorch.backends.arm.tosa.compile_spec import TosaCompileSpec
+    except ImportError as error:
+        raise ConfigError(
+            f'rewrite="{name}" runs executorch\'s Arm passes, which are not installed ({error}): install the extra '
+            '"arm", or use dataclasses.replace(config, rewrite=None) for a graph that has none of the ops that they '
+            "take apart"
+        ) from error
+    for node in model.graph.nodes:
+        node.meta[DISALLOW_TFA_META_KEY] = not wanted(node)
+    spec: Any = TosaCompileSpec(TosaSpecification.create_from_string(_PROFILES[name]))
+    _keep_leaky_relu(spec)
+    return ArmPassManager(spec).transform_for_annotation_pipeline(graph_module=model)
+
+
+def _keep_leaky_relu(spec: Any) -> None:
+    """Keep leaky_relu whole: quantized, it is one table."""
+    from executorch.backends.arm.common.pipeline_config import ArmPassPipelineConfig, LeakyReLULoweringConfig
+
+    pipeline = ArmPassPipelineConfig.from_dict(spec._get_pass_pipeline_config().to_dict())
+    pipeline.leaky_relu = LeakyReLULoweringConfig.TABLE
+    spec.set_pass_pipeline_config(pipeline)
