@@ -249,6 +249,16 @@ class PlannedPerChannelFakeQuantize(FakeQuantize):
 
         return cls(observer=observer, **kwargs)
 
+    def forward(self, x: Tensor) -> Tensor:
+        """Observe, then round; the weight of an op that is left float passes through, as it will once converted."""
+        observer = self.activation_post_process
+        if observer.known_range() is not None and observer.assignment().qparams is None:
+            if self.observer_enabled[0] == 1:
+                observer(x.detach())
+            return x
+        rounded: Tensor = super().forward(x)  # type: ignore[no-untyped-call]
+        return rounded
+
     def convert(self, model: GraphModule, observer_node: Node) -> None:
         """Replace the fake-quantize node in the graph (called by `convert_pt2e`)."""
         observer = self.activation_post_process

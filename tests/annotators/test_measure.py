@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import math
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 import pytest
 import torch
@@ -95,7 +95,7 @@ def test_the_model_is_left_untouched() -> None:
 
 def test_a_batch_may_be_a_tensor_or_a_sequence() -> None:
     case = exported("alike")
-    ways = [[batch[0] for batch in case.batches], [list(batch) for batch in case.batches], case.batches]
+    ways: list[list[Any]] = [[batch[0] for batch in case.batches], [list(b) for b in case.batches], case.batches]
     tables = [observe_ranges(case.program, batches, estimator="minmax") for batches in ways]
     assert tables[0] == tables[1] == tables[2]
 

@@ -88,12 +88,17 @@ class Case:
 
 
 def columns(*scales: float) -> Callable[[], Batches]:
-    """Batches of [8, 4 * n], four columns to a scale, of shifting offsets."""
+    """Batches of [8, 4 * n], four columns to a scale, whose ends are the same for all but for the scale."""
 
     def batches() -> Batches:
         torch.manual_seed(1)
         factor = torch.tensor(scales).repeat_interleave(4)
-        return [((torch.randn(8, len(factor)) + 0.3 * i) * factor,) for i in range(3)]
+        found: Batches = []
+        for i in range(3):
+            values = (torch.randn(8, len(factor)) + 0.3 * i).clamp(-2.0, 2.5)
+            values[0], values[1] = -2.0 - i, 2.5
+            found.append((values * factor,))
+        return found
 
     return batches
 
