@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from .observers.observer import UncalibratedWarning, freeze
     from .observers.ranges import Range
     from .observers.table import RangeTable
+    from .reports import Explanation, explain
     from .workflow import Quantized, quantize
 
 __version__ = "0.1.0"
@@ -33,6 +34,7 @@ __all__ = [
     "AnnotationWarning",
     "BackendQuantizer",
     "ConfigError",
+    "Explanation",
     "InputError",
     "MissingRangeError",
     "NonFiniteError",
@@ -49,6 +51,7 @@ __all__ = [
     "UnsupportedOptionError",
     "check",
     "configs",
+    "explain",
     "fill_ranges",
     "freeze",
     "observe_ranges",
@@ -66,6 +69,7 @@ _HOMES = {
     ".observers.observer": ("UncalibratedWarning", "freeze"),
     ".observers.ranges": ("Range",),
     ".observers.table": ("RangeTable",),
+    ".reports": ("Explanation", "explain"),
     ".workflow": ("Quantized", "quantize"),
 }
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}

@@ -5,16 +5,26 @@ from __future__ import annotations
 import sys
 import tempfile
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Final
 
 import tyro
 from rich.console import Console
+from rich.text import Text
 
 from ..observers.errors import InputError, QuantmarkError
+from .backends import backends
+from .check import check
+from .explain import explain
+from .quantize import quantize
 from .quiet import quiet
+from .ranges import ranges
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 __all__ = ["main"]
 
+_ABOUT = "Quantize exported models so that what the backend's passes assume holds, and check that it does."
 USER_ERROR = 2  # the exit status of an error that the user can mend, as argparse has it
 
 
@@ -51,10 +61,29 @@ def _folder(output: Path | None) -> Path:
     return output
 
 
+_COMMANDS: Final[dict[str, Callable[..., int | None]]] = {
+    "demo": demo,
+    "backends": backends,
+    "ranges": ranges,
+    "quantize": quantize,
+    "check": check,
+    "explain": explain,
+}
+
+
 def main() -> None:
     """Run the command line."""
     try:
-        tyro.extras.subcommand_cli_from_dict({"demo": demo}, prog="quantmark", description=__doc__)
+        status = tyro.extras.subcommand_cli_from_dict(_COMMANDS, prog="quantmark", description=_ABOUT)
     except QuantmarkError as error:
-        Console(stderr=True).print(f"[bold red]error:[/] {error}", soft_wrap=True, highlight=False)
+        _say_error(str(error))
         sys.exit(USER_ERROR)
+    except KeyboardInterrupt:
+        _say_error("interrupted")
+        sys.exit(USER_ERROR)
+    sys.exit(status or 0)
+
+
+def _say_error(message: str) -> None:
+    text = Text.assemble(("error:", "bold red"), " ", message)
+    Console(stderr=True).print(text, soft_wrap=True, highlight=False)

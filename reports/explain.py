@@ -94,8 +94,9 @@ class _Reader:
             for name, _ in decision.ranges:
                 if name not in grouped:
                     notes = [note for note in decision.notes if name in note]
-                    better = [f"{outcome.lower()} {why}" for outcome, why in decision.rejected]
-                    found.setdefault(name, "; ".join(notes or better) or decision.reason)
+                    taken = f"{decision.outcome.value} was chosen"
+                    better = [f"{taken}, because {outcome.lower()} {why}" for outcome, why in decision.rejected[:1]]
+                    found.setdefault(name, "; ".join(notes or better) or f"{taken}: {decision.reason}")
         return found
 
     # -- cells ----------------------------------------------------------------------------------------------
@@ -180,12 +181,13 @@ class _Reader:
     def _edge(self, op: OpAccount, value: str, cell: str) -> Edge:
         group, above = self._group(cell), self._group(self.output_of.get(value, ""))
         assigned = self.assignments.get(cell)
+        decided = assigned is not None and self.output_of.get(value, "") in self.assignments
         through_wide = assigned is not None and assigned.through is not None and op.role is not Role.SELECT
         return Edge(
             value=value,
             group=group,
             kind=self._kind(cell),
-            requantized=bool(group and above and (group != above or through_wide)),
+            requantized=decided and bool(group and above and (group != above or through_wide)),
         )
 
     def _why(self, op: OpAccount, edges: tuple[Edge, ...]) -> list[str]:

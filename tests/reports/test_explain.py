@@ -7,9 +7,8 @@ import json
 from typing import Any
 
 import pytest
-import torch
 from rich.console import Console
-from torch import Tensor, nn
+from torch import nn
 from torchao.quantization.pt2e.quantize_pt2e import prepare_pt2e
 
 from quantmark.annotators.measure import observe_ranges
@@ -18,26 +17,7 @@ from quantmark.configs import cadence
 from quantmark.observers.errors import InputError
 from quantmark.reports import Explanation, explain
 from support.flow import export, minmax_config, quantize
-
-
-class Packed(nn.Module):
-    """A packed input, cut into a narrow and a wide branch; a fused block; a join; an op that stays float."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.narrow, self.wide = nn.Linear(4, 4), nn.Linear(4, 4)
-        self.act = nn.ReLU()
-
-    def forward(self, x: Tensor) -> Tensor:
-        joined = torch.cat([self.act(self.narrow(x[:, :4])), self.wide(x[:, 4:]) * 1.5], 1)
-        return torch.cumsum(joined, 1)
-
-
-def packed(seed: int = 0) -> tuple[nn.Module, tuple[Tensor]]:
-    torch.manual_seed(seed)
-    x = torch.rand(8, 8) * 2.0 - 1.0
-    x[:, 4:] *= 6.0
-    return Packed().eval(), (x,)
+from support.packed import packed
 
 
 def explained(model: nn.Module, inputs: Any, quantizer: BackendQuantizer) -> Explanation:

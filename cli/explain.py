@@ -1,0 +1,75 @@
+"""`quantmark explain`: what a backend's config makes of a program, and why."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import tyro
+from rich.console import Console
+
+from .files import backend_config, load_program, step, whole_file
+from .quiet import quiet
+
+if TYPE_CHECKING:
+    from torch.export import ExportedProgram
+
+    from ..checks import Report
+    from ..configs.base import BackendConfig
+    from ..reports import Explanation
+
+
+def explain(
+    model: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="MODEL.pt2")],
+    *,
+    backend: Annotated[str, tyro.conf.arg(metavar="NAME")],
+    data: Annotated[Path | None, tyro.conf.arg(metavar="CALIB")] = None,
+    ranges: Annotated[Path | None, tyro.conf.arg(metavar="RANGES.json")] = None,
+    json: bool = False,
+    output: Annotated[Path | None, tyro.conf.arg(aliases=["-o"], metavar="OUT.html")] = None,
+) -> None:
+    """Tell what is quantized, fused, shared, requantized and left float in a float program, and why.
+
+    Without --data and --ranges it tells what would be annotated; with either also what is decided, and the qparams.
+
+    Args:
+        model: the float program, as torch.export.save wrote it.
+        backend: whose rules to follow (see `backends`).
+        data: calibration data, as for `quantize`.
+        ranges: a table that `ranges` measured, or that was written by hand.
+        json: print all of it as JSON.
+        output: write it as one HTML page instead.
+    """
+    config = backend_config(backend)
+    program = load_program(model)
+    console = Console()
+    if output is None:
+        found, _ = _explained(program, config, data, ranges)
+        if json:
+            console.out(found.to_json(), highlight=False)
+        elif console.is_terminal:
+            console.print(found)
+        else:
+            console.out(str(found), highlight=False)
+        return
+    with whole_file(output) as draft:
+        from ..reports.page import page
+
+        found, report = _explained(program, config, data, ranges)
+        draft.write_text(page(found, report, title=model.name), encoding="utf-8")
+    console.out(str(output), highlight=False)
+
+
+def _explained(
+    program: ExportedProgram, config: BackendConfig, data: Path | None, ranges: Path | None
+) -> tuple[Explanation, Report | None]:
+    """Return what is done to the program, and what the checks find where there is enough to convert it."""
+    with quiet():
+        from ..reports import explain as explained
+        from .run import annotate, run_quantizer
+
+    if data is None and ranges is None:
+        with step("Annotating"):
+            return explained(annotate(program, config)), None
+    done = run_quantizer(program, config, data, ranges)
+    return explained(done.quantizer), done.report

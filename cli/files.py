@@ -1,0 +1,139 @@
+"""What commands read and write: exported programs, range tables, and files that are whole or not there."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+import zipfile
+from contextlib import contextmanager, nullcontext
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from rich.console import Console
+
+from ..observers.errors import InputError
+from .quiet import quiet
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from torch.export import ExportedProgram
+
+    from ..configs.base import BackendConfig
+    from ..observers.table import RangeTable
+
+
+def load_program(path: Path) -> ExportedProgram:
+    """Read what `torch.export.save` wrote.
+
+    Raises:
+        InputError: if there is no such file, or it holds no exported program.
+    """
+    require_file(path, "model")
+    wrong = f"{path} is no exported program; a .pt2 is what torch.export.save writes"
+    if not zipfile.is_zipfile(path):
+        raise InputError(wrong)
+    with step(f"Loading {path.name}"), quiet():
+        import torch
+        from torchao.quantization import pt2e  # noqa: F401  (registers the ops of quantized programs)
+
+        try:
+            return torch.export.load(path)
+        except (KeyboardInterrupt, MemoryError):
+            raise
+        except Exception as error:  # noqa: BLE001  (whatever torch stumbles over in a file of another kind)
+            first = next(iter(str(error).splitlines()), type(error).__name__)
+            raise InputError(f"{wrong} ({first[:200]})") from None
+
+
+def load_ranges(path: Path) -> RangeTable:
+    """Read a range table.
+
+    Raises:
+        InputError: if there is no such file, or it is no range table.
+    """
+    require_file(path, "range table")
+    from ..observers.table import RangeTable
+
+    try:
+        return RangeTable.from_json(path.read_text(encoding="utf-8"))
+    except (UnicodeDecodeError, InputError) as error:
+        raise InputError(f"{path}: {error}") from None
+
+
+def require_file(path: Path, what: str) -> None:
+    """Raise unless the path is a file that can be read."""
+    if not path.exists():
+        raise InputError(f"there is no {what} {path}")
+    if not path.is_file():
+        raise InputError(f"the {what} {path} is no file")
+    try:
+        path.open("rb").close()
+    except OSError as error:
+        raise InputError(f"the {what} {path} can't be read: {error.strerror}") from None
+
+
+def backend_config(name: str) -> BackendConfig:
+    """Return the config of a backend, as its factory makes it by default.
+
+    Raises:
+        InputError: if there is no such backend; names the nearest.
+    """
+    known = backend_names()
+    if name not in known:
+        from ..observers.fields import nearest
+
+        raise InputError(f"there is no backend {name!r}; there are {', '.join(known)}{nearest(name, known)}")
+    from .. import configs
+
+    found: BackendConfig = getattr(configs, name)()
+    return found
+
+
+def backend_names() -> list[str]:
+    """Return the names of the backends: the factories in `configs`."""
+    import inspect
+
+    with quiet():
+        from .. import configs
+
+    return [name for name in configs.__all__ if inspect.isfunction(getattr(configs, name))]
+
+
+@contextmanager
+def step(what: str) -> Iterator[None]:
+    """Say on a terminal's stderr what is going on."""
+    console = Console(stderr=True)
+    with console.status(what) if console.is_terminal else nullcontext():
+        yield
+
+
+@contextmanager
+def whole_file(path: Path) -> Iterator[Path]:
+    """Yield a path to write to, which becomes `path` at the end; nothing is left behind after an exception.
+
+    Raises:
+        InputError: at once, if nothing can be written there.
+    """
+    if path.is_dir():
+        raise InputError(f"the output {path} is a folder")
+    try:
+        handle, name = tempfile.mkstemp(prefix=f".{path.stem}-", suffix=path.suffix, dir=path.parent)
+        os.close(handle)
+    except OSError as error:
+        raise InputError(f"the output {path} can't be written: {error.strerror}") from None
+    draft = Path(name)
+    try:
+        yield draft
+        draft.chmod(0o666 & ~_umask())
+        draft.replace(path)
+    except OSError as error:
+        raise InputError(f"the output {path} can't be written: {error.strerror or error}") from None
+    finally:
+        draft.unlink(missing_ok=True)
+
+
+def _umask() -> int:
+    mask = os.umask(0o022)
+    os.umask(mask)
+    return mask

@@ -1,0 +1,44 @@
+"""`quantmark ranges`: measure a float program's ranges once."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Literal
+
+import tyro
+from rich.console import Console
+
+from .files import load_program, whole_file
+from .quiet import quiet
+
+
+def ranges(
+    model: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="MODEL.pt2")],
+    *,
+    data: Annotated[Path, tyro.conf.arg(metavar="CALIB")],
+    output: Annotated[Path, tyro.conf.arg(aliases=["-o"], metavar="RANGES.json")],
+    estimator: Literal["histogram", "minmax"] = "histogram",
+) -> None:
+    """Measure the range of every float tensor of a program, for `quantize --ranges`.
+
+    Args:
+        model: the float program, as torch.export.save wrote it.
+        data: calibration data: .npz, .safetensors, .pt (tensors only), or a folder of them, each file a batch. Arrays
+            are named as the model's inputs, or in their order.
+        output: where the table goes, as JSON that can be read and edited.
+        estimator: keep a histogram of each tensor too, or its minimum and maximum alone.
+    """
+    with whole_file(output) as draft:
+        program = load_program(model)
+        with quiet():
+            from ..annotators.measure import observe_ranges
+            from ..workflow import track
+            from .data import Calibration, model_inputs
+
+            batches = Calibration(data, model_inputs(program))
+            table = observe_ranges(program, track(batches, "Measuring"), estimator=estimator)
+        draft.write_text(table.to_json(), encoding="utf-8")
+    console = Console(stderr=True, soft_wrap=True, highlight=False)
+    if batches.note:
+        console.print(batches.note)
+    console.print(f"{len(table)} ranges from {len(batches.files)} file(s): {output}")
