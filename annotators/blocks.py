@@ -207,7 +207,7 @@ def annotate_head(
     bias = argument(head, rule.bias) if rule.bias is not None else None
     if isinstance(bias, Node) and config.bias.kind is BiasKind.INT32_DERIVED:
         name = f"{bias.name}->{head.name}"
-        draft.new_cell(name, bias, config, scheme=INT32, follows=follows)
+        draft.new_cell(name, bias, config, scheme=INT32, follows=follows | {cell})  # it asks the weight for its scale
         draft.biases[name] = Bias(config, entry, cell, numel(bias) if per_channel else None)
         draft.put((bias, head), name)
 

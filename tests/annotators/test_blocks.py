@@ -23,7 +23,8 @@ from torchao.quantization.pt2e.quantizer.quantizer import Q_ANNOTATION_KEY
 
 from quantmark import configs
 from quantmark.annotators.quantizer import BackendQuantizer
-from quantmark.configs.base import BlockRules
+from quantmark.checks import check
+from quantmark.configs.base import BiasConfig, BiasKind, BlockRules, WeightConfig
 from quantmark.observers.qparams import INT16_SYMMETRIC
 from support.flow import (
     Inputs,
@@ -123,6 +124,22 @@ def test_a_layer_that_runs_twice_makes_two_blocks_with_one_weight() -> None:
     first, second = calls(flow.converted, "conv2d")
     assert constants(first) == constants(second)
     assert min(losses(model(run), flow.converted, image())) > 35
+
+
+@pytest.mark.parametrize("per_channel", [True, False])
+def test_a_layer_that_runs_twice_has_a_derived_bias_for_each_input(per_channel: bool) -> None:
+    """The bias asks the shared weight for its scale, which is in no other cell's following then."""
+
+    def run(m: Parts, x: Tensor) -> Any:
+        return m.relu(m.conv(m.relu(m.conv(x))))
+
+    config = replace(
+        ANYTHING, bias=BiasConfig(kind=BiasKind.INT32_DERIVED), weight=WeightConfig(per_channel=per_channel)
+    )
+    flow = quantize(model(run), image(), config)
+    assert check(flow.converted, config).findings == ()
+    assert all(is_dequantize(head.args[2]) for head in calls(flow.converted, "conv2d"))
+    assert min(losses(model(run), flow.converted, image())) > 30
 
 
 def constants(head: Any) -> Any:
