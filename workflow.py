@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import inspect
 from collections.abc import Iterable, Sized
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from itertools import chain
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -78,7 +78,7 @@ def quantize(
         example_inputs: what an `nn.Module` is exported with; the first batch by default.
         dynamic_shapes: which sizes vary, as `torch.export.export` takes it; by default none does.
         strict: export an `nn.Module` in strict mode.
-        progress: show a progress bar while calibrating, where stderr is a terminal.
+        progress: show what is going on, and a progress bar while calibrating, where stderr is a terminal.
 
     Raises:
         InputError: if there are no batches, or one does not fit the model or holds NaN or infinity.
@@ -93,16 +93,20 @@ def quantize(
     if first is None and quantizer.ranges is None:
         raise InputError("calibration holds no batches; give at least one, so that ranges can be observed")
     example = first if example_inputs is None else _as_batch(example_inputs, "example_inputs")
-    exported = _export(model, example, dynamic_shapes, strict=strict)
-    prepared = prepare_pt2e(exported, quantizer)
+    with _status("Exporting", show=progress):
+        exported = _export(model, example, dynamic_shapes, strict=strict)
+    with _status("Annotating", show=progress):
+        prepared = prepare_pt2e(exported, quantizer)
     inputs, finite = _inputs(prepared), quantizer.config.on_uncalibrated == "error"
     with torch.no_grad():
         batches = chain([first] if first else [], batches)
         for index, batch in enumerate(track(batches, "Calibrating", total, show=progress)):
             _check_batch(batch, f"batch {index}", inputs, finite=finite)
             prepared(*batch)
-    converted = convert_pt2e(prepared)
-    return Quantized(converted, quantizer, check(converted, quantizer.config))
+    with _status("Converting", show=progress):
+        converted = convert_pt2e(prepared)
+    with _status("Checking", show=progress):
+        return Quantized(converted, quantizer, check(converted, quantizer.config))
 
 
 def track(items: Iterable[T], what: str, total: int | None = None, *, show: bool = True) -> Iterator[T]:
@@ -111,6 +115,14 @@ def track(items: Iterable[T], what: str, total: int | None = None, *, show: bool
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     with Progress(*columns, console=console, transient=True, disable=not (show and console.is_terminal)) as bar:
         yield from bar.track(items, total=total, description=what)
+
+
+@contextmanager
+def _status(what: str, *, show: bool) -> Iterator[None]:
+    """Say what is going on, where stderr is a terminal."""
+    console = Console(stderr=True)
+    with console.status(what) if show and console.is_terminal else nullcontext():
+        yield
 
 
 def _export(
