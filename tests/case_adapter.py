@@ -7,7 +7,6 @@ requests), `group` and `no_calib`. The backend is one that runs every op quantiz
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
 from typing import Any
 
 from quantmark import BackendQuantizer
