@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 
 from ..observers.plan import Family, Leaf
 from ..observers.qparams import INT16_SYMMETRIC
-from ..observers.rules import Outcome
+from ..observers.rules import JoinOutcome, Outcome
 from .blocks import why_not_fused
 from .graph import users, where
 from .hoists import cost
@@ -184,7 +184,7 @@ def annotate_families(draft: Draft, trees: Trees, roles: Roles) -> None:
             root = None
         if not tree.branches:
             continue
-        leaves = list(_leaves(draft, tree))
+        leaves = list(_leaves(draft, tree, roles))
         if root_is_float and any(not leaf.read_in_float for leaf in leaves):
             dropped |= {leaf.cell for leaf in leaves if leaf.read_in_float}
             leaves = [leaf for leaf in leaves if not leaf.read_in_float]
@@ -221,11 +221,21 @@ def _wide(draft: Draft, root: str, config: BackendConfig) -> Scheme | None:
     return None if why_not_fused(bounds, INT16_SYMMETRIC, config.blocks) else INT16_SYMMETRIC
 
 
-def _leaves(draft: Draft, tree: Tree) -> Iterator[Leaf]:
+def _leaves(draft: Draft, tree: Tree, roles: Roles) -> Iterator[Leaf]:
     for segment in tree.segments:
         cell = segment.direct if segment.in_transit else segment.cell if segment is not tree.top else None
         if cell is not None and draft.holds_values(cell):
             cost_of_all = sum(cost(reader) for reader in segment.readers)
-            yield Leaf(cell=cell, consumer_cost=cost_of_all, read_in_float=not segment.readers)
+            in_float = not segment.readers and not _met_quantized(segment, roles)
+            yield Leaf(cell=cell, consumer_cost=cost_of_all, read_in_float=in_float)
         for other, readers in segment.others.items():
             yield Leaf(cell=other, consumer_cost=sum(cost(reader) for reader in readers))
+
+
+def _met_quantized(segment: Segment, roles: Roles) -> bool:
+    """Tell whether a join reads the segment that its backend never leaves float: then it is no reader in float.
+
+    Such a backend takes the movement for quantized too, and its input's qparams for its output's.
+    """
+    readers = (reader for value in segment.values for reader in users(value) if roles.role(reader) is Role.JOIN)
+    return any(JoinOutcome.FLOAT not in roles.configs[reader].joins.outcomes for reader in readers)
