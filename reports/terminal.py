@@ -32,7 +32,7 @@ def tables(found: Explanation) -> Iterator[RenderableType]:
     """Yield the tables and lines of an explanation, for a rich console."""
     table = Table(box=box.SIMPLE_HEAD, title=_title(found), title_justify="left", title_style="bold")
     for heading in _HEADINGS:
-        table.add_column(heading, overflow="fold", ratio=2 if heading == "why" else None)
+        table.add_column(heading, overflow="fold", no_wrap=heading in {"what", "output"})
     for row in _rows(found):
         table.add_row(*map(Text, row[:3]), Text(row[3], _STYLES[row[3]]), *map(Text, row[4:]))
     yield table

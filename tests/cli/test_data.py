@@ -68,7 +68,7 @@ def test_more_rows_than_the_model_takes_are_cut_into_batches(tmp_path: Path) -> 
 
 
 def _npz(**arrays: Tensor) -> Write:
-    return lambda path: np.savez(path, **{name: tensor.numpy() for name, tensor in arrays.items()})  # type: ignore[arg-type]
+    return lambda path: np.savez(path, **{name: tensor.numpy() for name, tensor in arrays.items()})
 
 
 NAN = torch.tensor([[0.0, 1.0, 2.0], [float("nan"), float("inf"), 0.0]])
