@@ -16,11 +16,10 @@ if TYPE_CHECKING:
     from torch.fx import Node
     from torch.fx.graph_module import GraphModule
 
-RewriteName = Literal["tosa", "tosa_int16", "tosa_u55"]
+RewriteName = Literal["tosa", "tosa_int16"]
 _PROFILES: Final[dict[str, str]] = {
     "tosa": "TOSA-1.0+INT",
     "tosa_int16": "TOSA-1.0+INT+int16",
-    "tosa_u55": "TOSA-1.0+INT+int16+int4+u55",
 }
 
 

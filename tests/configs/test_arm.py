@@ -1,0 +1,68 @@
+"""Arm's config: its options, what it says of ops, and what needs Arm's own passes."""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+
+from quantmark import ConfigError, UnsupportedOptionError, configs
+from quantmark.configs.arm import arm_tosa
+from quantmark.configs.rewrites import rewrite
+from quantmark.observers.qparams import INT16_SYMMETRIC
+from quantmark.observers.rules import JoinOutcome, Outcome
+from support.flow import export
+
+
+@pytest.mark.parametrize(
+    "options", [{"activation": "uint8"}, {"weight_bits": 2}, {"per_chanel": True}, {"eps": "small"}, {"int16": 1}]
+)
+def test_options_that_arm_lacks(options: dict[str, Any]) -> None:
+    with pytest.raises(UnsupportedOptionError, match=r"arm_tosa"):
+        arm_tosa(**options)
+
+
+def test_options_reach_the_config() -> None:
+    config = arm_tosa(activation="int16", per_channel=False, eps=2.0**-12, weight_bits=4, estimator="minmax")
+    assert config.activation.scheme == replace(INT16_SYMMETRIC, eps=2.0**-12)
+    assert config.activation.estimator == "minmax"
+    assert (config.weight.scheme.quant_min, config.weight.scheme.quant_max) == (-7, 7)
+    assert not config.weight.per_channel
+    assert arm_tosa(is_qat=True).activation.estimator == "moving_average"
+
+
+@pytest.mark.parametrize(
+    ("options", "widens", "profile"),
+    [
+        ({}, False, "tosa"),
+        ({"int16": True}, True, "tosa_int16"),
+        ({"activation": "int16"}, False, "tosa_int16"),
+    ],
+)
+def test_only_a_narrow_root_is_widened(options: dict[str, Any], widens: bool, profile: str) -> None:
+    config = arm_tosa(**options)
+    assert (Outcome.WIDE_ROOT in config.branches.outcomes) is widens
+    assert config.rewrite == profile
+
+
+def test_what_does_not_rescale_shares_its_input() -> None:
+    config = arm_tosa()
+    assert {"relu", "hardtanh", "clamp", "mean", "avg_pool2d", "pad", "slice"} <= config.ops.shared | config.ops.selects
+    assert not config.blocks.residual_activations
+    assert JoinOutcome.FLOAT not in config.joins.outcomes
+
+
+@pytest.mark.parametrize("options", [{}, {"int16": True}, {"activation": "int16", "weight_bits": 4}])
+def test_json_round_trip(options: dict[str, Any]) -> None:
+    config = arm_tosa(**options)
+    assert configs.BackendConfig.from_json(config.to_json()) == config
+
+
+def test_a_missing_package_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "executorch.backends.arm._passes", None)
+    graph = export(torch.nn.Linear(2, 2), (torch.ones(1, 2),))
+    with pytest.raises(ConfigError, match="rewrite=None"):
+        rewrite(graph, "tosa", lambda _: True)

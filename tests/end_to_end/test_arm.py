@@ -1,0 +1,155 @@
+"""Arm: whole models through the partitioner onto TOSA's reference model, beside executorch's own quantizer."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torchao.quantization.pt2e.quantizer import Quantizer
+
+from quantmark import BackendQuantizer, configs
+from support.flow import outputs, pair_of, quantize, sqnr_db
+from support.models import WHOLE, whole_model
+from support.tosa import OnReference, run_on_reference
+
+pytestmark = [pytest.mark.arm, pytest.mark.timeout(600)]
+WIDE = "TOSA-1.0+INT+int16"
+
+
+class Net(nn.Module):
+    """A function over layers."""
+
+    def __init__(self, forward: Callable[[nn.ModuleList, Tensor], Any], *layers: nn.Module) -> None:
+        super().__init__()
+        self.layers, self.function = nn.ModuleList(layers), forward
+
+    def forward(self, x: Tensor) -> Any:
+        return self.function(self.layers, x)
+
+
+def conv(cin: int, cout: int) -> nn.Module:
+    return nn.Conv2d(cin, cout, 3, padding=1)
+
+
+NETS: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...], float]] = {
+    # name: the net, its input, the least SQNR in dB beside the float model
+    "cat": (lambda: Net(lambda m, x: torch.cat([F.relu(m[0](x)), m[1](x)], 1), conv(3, 4), conv(3, 4)), (3, 8, 8), 30),
+    "cat with the input": (
+        lambda: Net(lambda m, x: m[1](torch.cat([F.relu6(m[0](x)), x], 1)), conv(3, 4), conv(7, 4)),
+        (3, 8, 8),
+        30,
+    ),
+    "cat with a slice": (
+        lambda: Net(lambda m, x: torch.cat([x.relu()[:, :2], m[0](x)], 1), conv(4, 2)),
+        (4, 8, 8),
+        30,
+    ),
+    "relu behind add": (
+        lambda: Net(lambda m, x: F.relu(m[0](x) + x * m[1](x)), conv(4, 4), conv(4, 4)),
+        (4, 8, 8),
+        25,
+    ),
+    "conv1d, permute, add": (
+        lambda: Net(
+            lambda m, x: F.relu(m[0](x)).permute(0, 2, 1) + m[1](x).permute(0, 2, 1),
+            nn.Conv1d(4, 6, 3),
+            nn.Conv1d(4, 6, 3),
+        ),
+        (4, 12),
+        30,
+    ),
+    "pool": (
+        lambda: Net(
+            lambda m, x: m[1](F.adaptive_avg_pool2d(F.relu(m[0](x)), 1).flatten(1)), conv(4, 4), nn.Linear(4, 4)
+        ),
+        (4, 8, 8),
+        30,
+    ),
+}
+
+
+def lowered(name: str) -> tuple[nn.Module, list[tuple[Tensor]], Any, OnReference]:
+    torch.manual_seed(0)
+    make, shape, _ = NETS[name]
+    model = make().eval()
+    batches = [(torch.randn(2, *shape),) for _ in range(6)]
+    flow = quantize(model, batches[0], configs.arm_tosa(), batches=batches, guards=False)
+    return model, batches[:2], flow.converted, run_on_reference(flow.converted, batches[:2])
+
+
+@pytest.mark.parametrize("name", NETS)
+def test_nets_are_one_delegate_that_computes_what_was_converted(name: str) -> None:
+    model, batches, converted, ran = lowered(name)
+    assert (ran.delegates, ran.outside) == (1, set())
+    (step,) = (pair_of(out).scale for out in outputs(converted))
+    for batch, (eager,), (reference,) in zip(batches, ran.eager, ran.reference, strict=True):
+        assert (eager - reference).abs().max() <= 1.01 * step
+        assert sqnr_db(model(*batch), reference) >= NETS[name][2]
+
+
+def test_a_relu_that_meets_another_tensor_stays_a_relu() -> None:
+    *_, ran = lowered("cat")
+    for (reference,) in ran.reference:
+        assert reference[:, :4].min() == 0.0
+        assert reference[:, 4:].min() < 0.0
+
+
+def test_packed_inputs_are_quantized_branch_by_branch() -> None:
+    torch.manual_seed(0)
+    model = Net(lambda m, x: tuple(F.relu(m[i](x[:, 8 * i : 8 * i + 8])) for i in range(4)), *_linears()).eval()
+    batches = [(torch.cat([torch.rand(16, 24) * 2.7 - 1, torch.rand(16, 8) * 100], 1),) for _ in range(6)]
+    flow = quantize(model, batches[0], configs.arm_tosa(), batches=batches, guards=False)
+    ran = run_on_reference(flow.converted, batches[:1])
+    for exact, got in zip(model(*batches[0]), ran.reference[0], strict=True):
+        assert sqnr_db(exact, got) >= 38
+        assert got.min() == 0.0
+
+
+def _linears() -> list[nn.Module]:
+    return [nn.Linear(8, 6) for _ in range(4)]
+
+
+def test_a_root_of_unlike_halves_is_widened_where_int16_is_there() -> None:
+    torch.manual_seed(0)
+    model = Net(lambda m, x: _halves(m, m[0](x)), conv(3, 8), nn.Conv2d(4, 4, 1), nn.Conv2d(4, 4, 1)).eval()
+    with torch.no_grad():
+        for tensor in model.layers[0].parameters():
+            tensor[4:] *= 62
+    batches = [(torch.randn(2, 3, 8, 8),) for _ in range(6)]
+    flow = quantize(model, batches[0], configs.arm_tosa(int16=True), batches=batches, guards=False)
+    ran = run_on_reference(flow.converted, batches[:1], WIDE)
+    assert ran.delegates == 1
+    for exact, got in zip(model(*batches[0]), ran.reference[0], strict=True):
+        assert sqnr_db(exact, got) >= 30  # 7 dB for the small half where the root is int8
+
+
+def _halves(layers: nn.ModuleList, y: Tensor) -> tuple[Tensor, Tensor]:
+    return layers[1](y[:, :4]), layers[2](y[:, 4:])
+
+
+def arms_own() -> Quantizer:
+    from executorch.backends.arm.quantizer import TOSAQuantizer, get_symmetric_quantization_config
+    from executorch.backends.arm.tosa import TosaSpecification
+
+    quantizer = TOSAQuantizer(TosaSpecification.create_from_string("TOSA-1.0+INT"))
+    return quantizer.set_global(get_symmetric_quantization_config())
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", WHOLE)
+def test_whole_models_are_no_worse_than_with_arms_own_quantizer(name: str) -> None:
+    model, calibration, test = whole_model(name)
+    found = []
+    for quantizer in (BackendQuantizer(configs.arm_tosa()), arms_own()):
+        flow = quantize(model, calibration[0], quantizer, batches=calibration, guards=False)
+        ran = run_on_reference(flow.converted, test[:2])
+        pairs = zip(test, ran.reference, strict=False)
+        found.append((ran.delegates, statistics.mean(sqnr_db(model(*batch), got[0]) for batch, got in pairs)))
+    (our_delegates, ours), (their_delegates, theirs) = found
+    assert our_delegates <= their_delegates
+    assert ours >= theirs - 0.5
