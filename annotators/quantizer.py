@@ -177,7 +177,8 @@ class BackendQuantizer(Quantizer):
         for name in dict.fromkeys(c.rewrite for c in configs if c is not None and c.rewrite is not None):
             for node in model.graph.nodes:
                 node.meta.setdefault(EXPORTED_AS, node.target)  # rules for an operator hold for its parts
-            model = rewrite(model, name, lambda node, name=name: getattr(config_of(node), "rewrite", None) == name)
+            wanted = [n for n in model.graph.nodes if (c := config_of(n)) is not None and c.rewrite == name]
+            model = rewrite(model, name, set(wanted))
         return model
 
     def annotate(self, model: GraphModule) -> GraphModule:

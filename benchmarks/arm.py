@@ -17,16 +17,15 @@ from torchao.quantization.pt2e.quantizer import Quantizer
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "tests"))
 
+from quantmark import BackendQuantizer, configs
 from support.flow import quantize, sqnr_db
 from support.models import WHOLE, whole_model
 from support.tosa import run_on_reference
 
-from quantmark import BackendQuantizer, configs
-
 
 def tosa_quantizer() -> Quantizer:
     """Return executorch's own quantizer with its int8 config."""
-    from executorch.backends.arm.quantizer import TOSAQuantizer, get_symmetric_quantization_config
+    from executorch.backends.arm.quantizer.arm_quantizer import TOSAQuantizer, get_symmetric_quantization_config
     from executorch.backends.arm.tosa import TosaSpecification
 
     quantizer = TOSAQuantizer(TosaSpecification.create_from_string("TOSA-1.0+INT"))
@@ -39,7 +38,9 @@ def measure(name: str, quantizer: Quantizer) -> list[str]:
     flow = quantize(model, calibration[0], quantizer, batches=calibration, guards=False)
     ran = run_on_reference(flow.converted, test)
     exact = [model(*batch) for batch in test]
-    sides = [statistics.mean(sqnr_db(x, y[0]) for x, y in zip(exact, got)) for got in (ran.eager, ran.reference)]
+    sides = [
+        statistics.mean(sqnr_db(x, y[0]) for x, y in zip(exact, got, strict=True)) for got in (ran.eager, ran.reference)
+    ]
     return [*(f"{side:.1f}" for side in sides), str(ran.delegates)]
 
 

@@ -11,8 +11,6 @@ from typing import TYPE_CHECKING, Any, Final, Literal
 from ..observers.errors import ConfigError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from torch.fx import Node
     from torch.fx.graph_module import GraphModule
 
@@ -23,14 +21,14 @@ _PROFILES: Final[dict[str, str]] = {
 }
 
 
-def rewrite(model: GraphModule, name: RewriteName, wanted: Callable[[Node], bool]) -> GraphModule:
+def rewrite(model: GraphModule, name: RewriteName, wanted: set[Node]) -> GraphModule:
     """Return the graph as the named rewrite leaves it, with the nodes that are not `wanted` left whole.
 
     Raises:
         ConfigError: if the backend's package isn't installed.
     """
     try:
-        from executorch.backends.arm._passes import ArmPassManager
+        from executorch.backends.arm._passes.arm_pass_manager import ArmPassManager
         from executorch.backends.arm.constants import DISALLOW_TFA_META_KEY
         from executorch.backends.arm.tosa import TosaSpecification
         from executorch.backends.arm.tosa.compile_spec import TosaCompileSpec
@@ -41,10 +39,11 @@ def rewrite(model: GraphModule, name: RewriteName, wanted: Callable[[Node], bool
             "take apart"
         ) from error
     for node in model.graph.nodes:
-        node.meta[DISALLOW_TFA_META_KEY] = not wanted(node)
+        node.meta[DISALLOW_TFA_META_KEY] = node not in wanted
     spec: Any = TosaCompileSpec(TosaSpecification.create_from_string(_PROFILES[name]))
     _keep_leaky_relu(spec)
-    return ArmPassManager(spec).transform_for_annotation_pipeline(graph_module=model)
+    changed: GraphModule = ArmPassManager(spec).transform_for_annotation_pipeline(graph_module=model)
+    return changed
 
 
 def _keep_leaky_relu(spec: Any) -> None:

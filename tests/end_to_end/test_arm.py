@@ -133,7 +133,7 @@ def _halves(layers: nn.ModuleList, y: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def arms_own() -> Quantizer:
-    from executorch.backends.arm.quantizer import TOSAQuantizer, get_symmetric_quantization_config
+    from executorch.backends.arm.quantizer.arm_quantizer import TOSAQuantizer, get_symmetric_quantization_config
     from executorch.backends.arm.tosa import TosaSpecification
 
     quantizer = TOSAQuantizer(TosaSpecification.create_from_string("TOSA-1.0+INT"))
