@@ -26,7 +26,7 @@ from .rules import Decision, JoinOutcome, Outcome
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
-    from .plan import Family, Join, JoinInput, Plan
+    from .plan import Family, Hoist, Join, JoinInput, Plan
     from .qparams import QParams, Scheme
     from .ranges import Range
 
@@ -112,14 +112,22 @@ class Resolver:
             if step.join is not None:
                 self._decide_operands(step.join)
         settle_hoists(self)
-        told = {record.family.where for record in self.families.values()}
         records = [
             *self.tensors,
             *(self.families.get(id(family)) for family in self.plan.families),
-            *(HoistRecord(hoist) for hoist in self.plan.hoists if hoist.where in self.notes.keys() - told),
+            *(
+                HoistRecord(hoist)
+                for hoist in self.plan.hoists
+                if hoist.where in self.notes and not self._is_told(hoist)
+            ),
             *(self.joins.get(id(join)) for join in self.plan.joins),
         ]
         return Resolution(self._assign(), tuple(record.decision(self) for record in records if record))
+
+    def _is_told(self, hoist: Hoist) -> bool:
+        """Tell whether the record of a family tells of the hoist too: of the same root, with cells in common."""
+        records = [record for record in self.families.values() if record.family.where == hoist.where]
+        return any(not hoist.costs.keys().isdisjoint(record.cells) for record in records)
 
     def _link(self, names: list[str]) -> None:
         """Put the cells that the user linked in one cluster.
