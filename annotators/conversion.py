@@ -7,10 +7,12 @@ same qparams. So a value is quantized once, and a decision made late costs no no
 
 from __future__ import annotations
 
+import operator
 from dataclasses import replace
 from typing import TYPE_CHECKING, cast
 
 import torch
+from torch.fx import Node
 from torch.fx.traceback import NodeSource, NodeSourceAction
 from torchao.quantization.pt2e.fake_quantize import FakeQuantize
 from torchao.quantization.pt2e.utils import create_getattr_from_value
@@ -22,7 +24,7 @@ from .nested import convert_branches
 
 if TYPE_CHECKING:
     from torch import Tensor
-    from torch.fx import GraphModule, Node
+    from torch.fx import GraphModule
     from torch.fx.node import Argument
 
     from ..observers.estimators import Estimator
@@ -40,10 +42,28 @@ def replace_with_pairs(node: Node, assignment: Assignment) -> None:
         for neighbour in (value, *node.users):
             _unmark(neighbour)
     else:
-        for qparams in filter(None, (assignment.through, assignment.qparams)):
-            value = _pair(node, value, qparams)
+        if assignment.through is not None and _comes_from(value, assignment.through):
+            value = _pair(node, value, assignment.through)
+        value = _pair(node, value, assignment.qparams)
     node.replace_all_uses_with(value)
     node.graph.erase_node(node)
+
+
+def _comes_from(value: Node, wide: QParams) -> bool:
+    """Tell whether the value was just cut from a tensor with the wide root's qparams (further down it is narrow)."""
+    while value.target is operator.getitem:
+        value = cast("Node", value.args[0])
+    source = value.args[0] if value.args else None
+    return any(isinstance(each, Node) and _encodes(each, wide) for each in (value, source))
+
+
+def _encodes(node: Node, qparams: QParams) -> bool:
+    return node.target is _LIB.dequantize_per_tensor.default and node.args[1:6] == _arguments(qparams)
+
+
+def _arguments(qparams: QParams) -> tuple[float, int, int, int, torch.dtype]:
+    scheme = qparams.scheme
+    return (qparams.scale, qparams.zero_point, scheme.quant_min, scheme.quant_max, scheme.dtype)
 
 
 def _unmark(node: Node) -> None:
@@ -54,9 +74,8 @@ def _unmark(node: Node) -> None:
 
 
 def _pair(node: Node, value: Node, qparams: QParams) -> Node:
-    scheme = qparams.scheme
-    args = (qparams.scale, qparams.zero_point, scheme.quant_min, scheme.quant_max, scheme.dtype)
-    if value.target is _LIB.dequantize_per_tensor.default and value.args[1:6] == args:
+    scheme, args = qparams.scheme, _arguments(qparams)
+    if _encodes(value, qparams):
         return value
     for twin in value.users:  # the same value was quantized just so for another reader
         if twin.target is _LIB.quantize_per_tensor.default and twin.args == (value, *args):
