@@ -38,7 +38,9 @@ def rewrite(model: GraphModule, name: RewriteName, wanted: set[Node]) -> GraphMo
             '"arm", or use dataclasses.replace(config, rewrite=None) for a graph that has none of the ops that they '
             "take apart"
         ) from error
-    for node in model.graph.nodes:
+    for node in list(model.graph.nodes):
+        if node.target == "_guards_fn":  # of `.module()`: the passes interpret the graph, and refuse a called module
+            model.graph.erase_node(node)
         node.meta[DISALLOW_TFA_META_KEY] = node not in wanted
     spec: Any = TosaCompileSpec(TosaSpecification.create_from_string(_PROFILES[name]))
     _keep_leaky_relu(spec)

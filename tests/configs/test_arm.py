@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from quantmark import ConfigError, UnsupportedOptionError, configs
+from quantmark import ConfigError, UnsupportedOptionError, configs, quantize, sqnr_db
 from quantmark.configs.arm import arm_tosa
 from quantmark.configs.rewrites import rewrite
 from quantmark.observers.qparams import INT16_SYMMETRIC
@@ -66,3 +66,10 @@ def test_a_missing_package_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     graph = export(torch.nn.Linear(2, 2), (torch.ones(1, 2),))
     with pytest.raises(ConfigError, match="rewrite=None"):
         rewrite(graph, "tosa", set())
+
+
+@pytest.mark.arm
+def test_the_guards_of_an_exported_module_do_not_stop_arms_passes() -> None:
+    batch, model = torch.linspace(-3, 3, 32).view(4, 8), torch.nn.Softmax(1)
+    assert "_guards_fn" in {node.target for node in export(model, (batch,)).graph.nodes}
+    assert sqnr_db(model(batch), quantize(model, [batch], arm_tosa()).model(batch)) > 30
