@@ -146,7 +146,17 @@ def _export(
         raise InputError(f"the exported model must be a graph module, got {type(exported).__name__}")
     if any(getattr(node.target, "namespace", "") == "quantized_decomposed" for node in exported.graph.nodes):
         raise InputError("the model is quantized already; give the float model")
+    _own_buffers(exported)
     return exported
+
+
+def _own_buffers(exported: GraphModule) -> None:
+    """Give the module buffers of its own: calibration runs it, and a model may write into them (caches, counters)."""
+    copies: dict[int, Tensor] = {}
+    for module in exported.modules():
+        for name, buffer in module._buffers.items():
+            if buffer is not None:
+                module._buffers[name] = copies.setdefault(id(buffer), buffer.detach().clone())
 
 
 def _is_exported(model: GraphModule) -> bool:

@@ -26,7 +26,9 @@ if TYPE_CHECKING:
 MASKED_OUT: Final = -1e4
 """Scalars from here down are masks; no activation is meant to be scaled by, or filled with, such a number."""
 
-_CARRIERS: Final = MOVEMENT | NO_OPS | SELECTS | JOINS | {"add", "sub", "where", "masked_fill", "minimum", "getitem"}
+_CARRIERS: Final = (
+    MOVEMENT | NO_OPS | SELECTS | JOINS | {"add", "sub", "where", "masked_fill", "minimum", "getitem", "triu", "tril"}
+)
 _MAKERS: Final = {"mul", "add", "sub", "rsub", "masked_fill", "where", "full", "full_like", "new_full", "scalar_tensor"}
 
 

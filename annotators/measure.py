@@ -49,7 +49,7 @@ def observe_ranges(
         InputError: if there are no batches.
         NonFiniteError: if a tensor held NaN or infinity; names the node.
     """
-    graph = model.module() if isinstance(model, ExportedProgram) else copy.deepcopy(model)
+    graph = copy.deepcopy(model.module() if isinstance(model, ExportedProgram) else model)
     recorder = _Recorder(HistogramEstimator if estimator == "histogram" else MinMaxEstimator)
     prepared = prepare_pt2e(graph, recorder)
     count = 0

@@ -10,6 +10,7 @@ torchao enters the bodies of scan and while_loop itself.
 
 from __future__ import annotations
 
+import copy
 from typing import TYPE_CHECKING, Final
 
 import torch
@@ -40,7 +41,9 @@ def inline_no_grad(model: GraphModule) -> bool:
 
 
 def _inline(model: GraphModule, call: Node, body: GraphModule) -> None:
-    inline_no_grad(body)
+    if any(n.target is _NO_GRAD for n in body.graph.nodes):
+        body = copy.deepcopy(body)  # it belongs to the exported program too
+        inline_no_grad(body)
     operands = iter(call.args[2:])
     twins: dict[Node, Argument] = {}
     result: Argument = None
@@ -81,7 +84,8 @@ def prepare_branches(model: GraphModule, make: Callable[[], Quantizer]) -> list[
         if len(branches) != len(handles) or prepared_before or not isinstance(operands, (tuple, list)):
             continue
         values = [constant_value(model, each) if isinstance(each, Node) else None for each in operands]
-        for handle, branch in zip(handles, branches, strict=True):
+        for handle, shared in zip(handles, branches, strict=True):
+            branch = copy.deepcopy(shared)  # every `.module()` of an exported program holds this very object
             _close(branch, values)
             prepared = prepare_pt2e(branch, make())
             prepared.meta[_PREPARED] = True

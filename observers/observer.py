@@ -338,6 +338,8 @@ class PerChannelBiasObserver(RangeObserver):
         """Return scale (float32) and zero_point (int64): shape [channels], or [1] with one scale."""
         scales = [self.component.observers[source].calculate_qparams()[0] for source in self.sources]
         scale = scales[0] * scales[1]
+        if self.channels is not None and scale.numel() not in {1, self.channels}:
+            scale = scale.repeat(self.channels // scale.numel())  # a grouped transposed conv: one set for every group
         return scale, torch.zeros_like(scale, dtype=torch.int64)
 
 

@@ -90,7 +90,7 @@ class RangeTable:
     @classmethod
     def of(cls, ranges: Mapping[str, Range | tuple[float, float]]) -> RangeTable:
         """Return a table of ranges written by hand: node name -> `Range` or (min, max)."""
-        return cls({n: Entry(r if isinstance(r, Range) else Range(*r)) for n, r in ranges.items()})
+        return cls({name: Entry(_by_hand(name, given)) for name, given in ranges.items()})
 
     def __getitem__(self, name: str) -> Entry:
         """Return the entry of a node.
@@ -178,6 +178,16 @@ def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
         twice = next(key for key in keys if keys.count(key) > 1)
         raise InputError(f"the range table has {twice!r} twice")
     return found
+
+
+def _by_hand(name: object, given: object) -> Range:
+    """Return a range that a user wrote."""
+    if isinstance(given, Range) and isinstance(name, str):
+        return given
+    fits = isinstance(given, (tuple, list)) and len(given) == 2 and isinstance(name, str)
+    if not fits or any(isinstance(end, bool) or not isinstance(end, (int, float)) for end in given):  # type: ignore[attr-defined]
+        raise InputError(f"a range table takes node name: (min, max), got {name!r}: {given!r}")
+    return Range(float(given[0]), float(given[1]))  # type: ignore[index]
 
 
 def _entry_out(entry: Entry) -> dict[str, Any]:

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.fx import GraphModule
 from torchao.quantization.pt2e.quantize_pt2e import convert_pt2e, prepare_pt2e
 
-from quantmark import BackendQuantizer, UncalibratedError, configs, sqnr_db
+from quantmark import BackendQuantizer, UncalibratedError, configs, observe_ranges, quantize, sqnr_db
 from quantmark.annotators.masks import masked_values
 from quantmark.annotators.spectra import spectrum_values
 from quantmark.configs import BackendConfig, OpRules, Spectra
@@ -78,6 +78,47 @@ def test_both_branches_of_a_cond_are_quantized_by_their_own_data() -> None:
     assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
 
 
+def test_an_exported_program_with_a_cond_can_be_quantized_twice() -> None:
+    torch.manual_seed(0)
+    model = Chooses().eval()
+    batches: Batches = [(torch.rand(3, 4),), (-torch.rand(3, 4),)]
+    program = torch.export.export(model, batches[0])
+    outputs = [quantize(program, batches, EVERYTHING, progress=False).model(*batches[0]) for _ in range(2)]
+    assert torch.equal(*outputs)
+    assert torch.equal(program.module()(*batches[0]), model(*batches[0]))
+
+
+class Counts(nn.Module):
+    """A model that writes into a buffer, as caches do."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a = nn.Linear(4, 4)
+        self.seen: Tensor
+        self.register_buffer("seen", torch.zeros(4))
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.seen.add_(x.mean(0))
+        return cast("Tensor", self.a(x) + self.seen)
+
+
+def test_calibration_writes_into_no_buffer_of_the_user() -> None:
+    model: Counts = Counts().eval()
+    batches: Batches = [(torch.rand(3, 4),), (torch.rand(3, 4),)]
+    quantize(model, batches, configs.xnnpack(), progress=False)
+    program = torch.export.export(model, batches[0])
+    quantize(program, batches, configs.xnnpack(), progress=False)
+    observe_ranges(program, batches)
+    assert not model.seen.any()
+    assert not program.state_dict["seen"].any()
+
+
+def test_a_grouped_transposed_convolution_has_a_derived_bias() -> None:
+    torch.manual_seed(0)
+    model, x = nn.ConvTranspose2d(4, 6, 3, groups=2).eval(), torch.randn(2, 4, 6, 6)
+    assert sqnr_db(model(x), quantize(model, [x], configs.arm_tosa(), progress=False).model(x)) > 30
+
+
 def test_a_branch_that_no_batch_takes_is_an_error_that_names_it() -> None:
     batches: Batches = [(torch.rand(3, 4),), (torch.rand(3, 4),)]
     with pytest.raises(UncalibratedError, match="linear"):
@@ -100,12 +141,14 @@ class Attends(nn.Module):
             scores = scores + (1.0 - keep[:, None]) * torch.finfo(torch.float32).min
         elif self.how == "ten thousand":
             scores = scores + (1.0 - keep[:, None]) * -10000.0
+        elif self.how == "made on the way":
+            scores = scores + torch.full((6, 6), float("-inf")).triu(1)
         else:
             scores = scores + self.causal
         return cast("Tensor", torch.softmax(scores, -1) @ self.v(x))
 
 
-@pytest.mark.parametrize("how", ["masked_fill", "smallest", "ten thousand", "causal buffer"])
+@pytest.mark.parametrize("how", ["masked_fill", "smallest", "ten thousand", "causal buffer", "made on the way"])
 def test_a_mask_keeps_its_meaning_and_ruins_no_scale(how: str) -> None:
     torch.manual_seed(0)
     model = Attends(how).eval()

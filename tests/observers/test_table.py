@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from functools import reduce
+from typing import Any
 
 import pytest
 import torch
@@ -155,3 +156,9 @@ def entry(**fields: object) -> str:
 def test_a_malformed_table_says_what_is_wrong_and_where(text: str, words: str) -> None:
     with pytest.raises(InputError, match=words):
         RangeTable.from_json(text)
+
+
+@pytest.mark.parametrize("given", [{"a": ("0", "1")}, {"a": (1,)}, {1: (0, 1)}, {"a": None}, {"a": (True, 2)}])
+def test_a_range_that_is_no_pair_of_numbers_is_refused(given: dict[Any, Any]) -> None:
+    with pytest.raises(InputError, match=r"takes node name: \(min, max\)"):
+        RangeTable.of(given)
