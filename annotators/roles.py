@@ -141,12 +141,12 @@ def _plain_role(node: Node, config: BackendConfig) -> Role | None:
         return Role.SELECT if name in rules.selects else Role.MOVE
     if name in rules.joins and is_float_tensor(node):
         return Role.JOIN
-    if name in rules.own and is_float_tensor(node) and activations(node) and _pools_as_asked(node, config):
+    if name in rules.own and is_float_tensor(node) and activations(node) and pools_as_asked(node, config):
         return Role.OWN
     return None
 
 
-def _pools_as_asked(node: Node, config: BackendConfig) -> bool:
+def pools_as_asked(node: Node, config: BackendConfig) -> bool:
     """Tell whether a mean or adaptive pool is of the form that the config wants (True for any other op)."""
     if not config.ops.global_pools_only:
         return True

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.fx import GraphModule, Node
 
+import quantmark
 from quantmark import configs
 from quantmark.checks import Severity, check
 from support.flow import constant, minmax_config, pair_of, quantize
@@ -180,3 +181,18 @@ def test_linear_on_the_edge_is_views_around_a_matmul() -> None:
     edge = to_edge(torch.export.export(converted, x))
     assert check(edge, XNNPACK).findings == ()
     assert check(edge, XNNPACK).counts["weighted ops"] == 2
+
+
+def test_a_mean_that_the_config_leaves_float_is_no_quantized_reader() -> None:
+    class Averages(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first: nn.Module = nn.Linear(8, 8)
+
+        def forward(self, x: Tensor) -> Tensor:
+            y: Tensor = self.first(x)
+            return y.mean(1, True) + y.exp()
+
+    torch.manual_seed(0)
+    result = quantmark.quantize(Averages().eval(), [torch.randn(4, 8)], configs.xnnpack(), progress=False)
+    assert "QM805" not in {finding.code for finding in result.report.findings}
