@@ -28,6 +28,7 @@ def find(facts: Facts) -> Iterator[Finding]:
     for head in facts.heads:
         yield from _ratio(facts, head)
         yield from _bias(facts, head)
+        yield from _saturated_bias(facts, head)
         if limits.whole_blocks:
             yield from _torn(facts, head)
     if limits.bias_bits is not None:
@@ -92,6 +93,28 @@ def _bias(facts: Facts, head: Head) -> Iterator[Finding]:
             f"the bias of {over} channels overflows {bits} bits in steps of input scale * weight scale",
             "raise the weight scale of these channels (their weights are next to nothing beside the bias)",
             {"channels": float(over), "bits_needed": float(torch.log2(codes.max())) + 1.0},
+        )
+
+
+def _saturated_bias(facts: Facts, head: Head) -> Iterator[Finding]:
+    """Find int32 biases whose codes stand at the end of the codes: what they meant does not fit."""
+    bias = head.bias
+    if bias is None or bias.encoding is None or bias.dequantize is None:
+        return
+    source = bias.dequantize.args[0]
+    codes = facts.constant(source) if isinstance(source, Node) else None
+    scheme = bias.encoding.scheme
+    if codes is None or codes.is_floating_point() or codes.numel() == 0:
+        return
+    over = int(((codes >= scheme.quant_max) | (codes <= scheme.quant_min)).sum())
+    if over:
+        yield finding(
+            "QM802",
+            Severity.ERROR,
+            head.node,
+            f"the bias of {over} channels saturates {scheme.dtype} in steps of input scale * weight scale",
+            "scale the op's weights and bias down, use 16-bit activations with coarser steps, or leave the op float",
+            {"channels": float(over)},
         )
 
 

@@ -196,3 +196,13 @@ def test_a_mean_that_the_config_leaves_float_is_no_quantized_reader() -> None:
     torch.manual_seed(0)
     result = quantmark.quantize(Averages().eval(), [torch.randn(4, 8)], configs.xnnpack(), progress=False)
     assert "QM805" not in {finding.code for finding in result.report.findings}
+
+
+@pytest.mark.parametrize("factor", [1.0, 1e6])
+def test_a_derived_bias_that_does_not_fit_int32_is_an_error(factor: float) -> None:
+    torch.manual_seed(0)
+    model = nn.Linear(8, 8).eval()
+    with torch.no_grad():
+        model.bias.mul_(factor)
+    result = quantmark.quantize(model, [torch.randn(4, 8)], configs.cadence(), progress=False)
+    assert ("QM802" in {finding.code for finding in result.report.findings}) == (factor > 1.0)
