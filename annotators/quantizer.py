@@ -227,13 +227,12 @@ class BackendQuantizer(Quantizer):
 
     def _write(self, draft: Draft, roles: Roles) -> None:
         if self.ranges is None:
-            written = write(draft, draft.plan())
+            self.record.components = write(draft, draft.plan())
         else:
             settled = settle(draft, roles, self.ranges, self._gone)
             self.record.settled = settled.resolution.decisions
             self.record.account = Account(assignments=settled.resolution.assignments, ranges=settled.ranges)
-            written = write(draft, settled.plan, settled.presets)
-        self.record.components = written.components
+            self.record.components = write(draft, settled.plan, settled.presets)
 
     def _annotate_rest(self, model: GraphModule, scope: Scope) -> None:
         """Let the configs' `rest` annotate what is left, and tie it to ours."""

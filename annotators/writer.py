@@ -6,7 +6,6 @@ chain can be long and no cycle can arise. Implicit sharing is switched off: all 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -72,22 +71,12 @@ class ObserverFactory:
         return self
 
 
-@dataclass
-class Written:
-    """What was written: the components that will decide, the place of each cell's spec, the annotated nodes."""
-
-    components: list[Component]
-    anchors: dict[str, Place]
-    nodes: set[Node]
-
-
-def write(draft: Draft, plan: Plan, presets: dict[str, Estimator] | None = None) -> Written:
-    """Write the annotations of a draft.
+def write(draft: Draft, plan: Plan, presets: dict[str, Estimator] | None = None) -> list[Component]:
+    """Write the annotations of a draft, and return the components that will decide.
 
     `presets` are estimators that have seen the data already: the observers take over from them and need no batches.
     """
     specs = _Specs(draft, plan, presets or {})
-    nodes = set()
     for node in draft.model.graph.nodes:
         inputs: dict[Node, QuantizationSpecBase | None] = {}
         for value in operands(node):
@@ -101,8 +90,7 @@ def write(draft: Draft, plan: Plan, presets: dict[str, Estimator] | None = None)
             )
             cell = next(c for place in [node, *((v, node) for v in inputs)] if (c := draft.places.get(place)))
             claim(node, draft.configs[cell].marker)
-            nodes.add(node)
-    return Written(specs.components, specs.anchors, nodes)
+    return specs.components
 
 
 def fresh_spec(node: Node, config: BackendConfig) -> QuantizationSpec:
