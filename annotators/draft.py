@@ -84,7 +84,6 @@ class Draft:
         *,
         scheme: Scheme | None = None,
         contract: Bounds = UNBOUNDED,
-        bounds: Bounds = UNBOUNDED,
         fixed: QParams | None = None,
         follows: frozenset[str] = frozenset(),
     ) -> str:
@@ -95,7 +94,6 @@ class Draft:
             where=where(node),
             scheme=scheme or base,
             contract=contract,
-            bounds=bounds,
             fixed=fixed,
             follows=follows,
         )

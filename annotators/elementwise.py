@@ -4,10 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from ..configs.ops import CLAMPS
 from ..observers.qparams import QParams
-from ..observers.ranges import UNBOUNDED
-from .blocks import clamp_bounds
 from .graph import op_name
 
 if TYPE_CHECKING:
@@ -23,7 +20,7 @@ def annotate_block_output(draft: Draft, block: Block, config: BackendConfig) -> 
     output = block.output
     draft.put(
         output,
-        draft.new_cell(output.name, output, config, scheme=block.scheme, contract=block.bounds, bounds=block.bounds),
+        draft.new_cell(output.name, output, config, scheme=block.scheme, contract=block.bounds),
     )
 
 
@@ -31,5 +28,4 @@ def annotate_own_output(draft: Draft, node: Node, config: BackendConfig) -> None
     """Put the output of an op in a cell of its own, with the qparams that the backend dictates, if it does."""
     name, scheme = op_name(node), config.activation.scheme
     fixed = next((QParams(f.scale, f.zero_point, scheme) for f in config.ops.fixed if f.op == name), None)
-    bounds = clamp_bounds(node) if name in CLAMPS else None
-    draft.put(node, draft.new_cell(node.name, node, config, bounds=bounds or UNBOUNDED, fixed=fixed))
+    draft.put(node, draft.new_cell(node.name, node, config, fixed=fixed))
