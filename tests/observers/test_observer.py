@@ -505,7 +505,7 @@ def test_the_contract_holds_whatever_a_relu_yields(estimator: Any, value: float,
 
 
 def test_a_constant_below_zero_is_zero_behind_a_relu() -> None:
-    found = observer(contract=Bounds(0.0, None), bounds=Bounds(0.0, None))
+    found = observer(contract=Bounds(0.0, None))
     found(torch.zeros(4))
     scale, zero_point = qparams(found)
     assert zero_point == -128
