@@ -21,6 +21,7 @@ from .elementwise import annotate_block_output, annotate_own_output
 from .graph import EXPORTED_AS, where
 from .hoists import relate_hoists
 from .joins import annotate_join, read_join, relate_joins, relate_wishes
+from .kept import keep
 from .masks import masked_values
 from .memory import written_memory
 from .neighbours import annotation_of, reconcile
@@ -223,6 +224,7 @@ class BackendQuantizer(Quantizer):
         self._note(scope.unmatched(model) if not self._nested else [])
         if not any(annotation_of(node) for node in model.graph.nodes):
             self._note([f"no operator was annotated: nothing will be quantized{inner_ops(model)}"])
+        keep(model, self.config.name if self.config else "", self.record)
         return model
 
     def _write(self, draft: Draft, roles: Roles) -> None:

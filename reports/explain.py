@@ -4,7 +4,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from torch.fx import GraphModule
+
 from ..annotators.graph import module_path, op_name
+from ..annotators.kept import kept
+from ..annotators.quantizer import BackendQuantizer
 from ..annotators.roles import Role
 from ..observers.errors import InputError
 from ..observers.observer import PerChannelBiasObserver, PerChannelRangeObserver
@@ -14,7 +18,7 @@ from .explanation import Edge, Explanation, FusedBlock, Group, Numbers, Op, Stat
 if TYPE_CHECKING:
     from ..annotators.account import OpAccount
     from ..annotators.blocks import Block
-    from ..annotators.quantizer import BackendQuantizer
+    from ..annotators.quantizer import Record
     from ..observers.observer import RangeObserver
     from ..observers.qparams import QParams
     from ..observers.ranges import Range
@@ -32,27 +36,45 @@ _STATUS = {
 }
 
 
-def explain(quantizer: BackendQuantizer) -> Explanation:
-    """Return what the quantizer did to the graph that it last annotated, and why.
+def explain(subject: BackendQuantizer | GraphModule) -> Explanation:
+    """Return what a quantizer did to a graph, and why.
 
     May be asked after `prepare_pt2e` (what is annotated), after calibration or conversion (what was decided, too).
 
-    Raises:
-        InputError: if the quantizer has annotated nothing yet.
+    Args:
+        subject: the prepared or converted graph; or the quantizer, for the graph that it last annotated.
 
-    >>> print(explain(quantizer))  # doctest: +SKIP
+    Raises:
+        InputError: if the quantizer has annotated nothing yet, or the graph comes from no `BackendQuantizer`.
+
+    >>> print(explain(prepared))  # doctest: +SKIP
     """
-    if not quantizer.record.account.ops and not quantizer.record.messages:
+    backend, record = _record_of(subject)
+    if not record.account.ops and not record.messages:
         raise InputError("the quantizer has annotated no graph yet; pass it to prepare_pt2e first")
-    return _Reader(quantizer).explanation()
+    return _Reader(backend, record).explanation()
+
+
+def _record_of(subject: BackendQuantizer | GraphModule) -> tuple[str, Record]:
+    if isinstance(subject, BackendQuantizer):
+        return (subject.config.name if subject.config else ""), subject.record
+    if not isinstance(subject, GraphModule):
+        raise InputError(f"explain takes a BackendQuantizer or a prepared or converted graph, got {type(subject)}")
+    found = kept(subject)
+    if found is None:
+        raise InputError(
+            "the graph holds no record of a BackendQuantizer: it was not annotated by one, or exported or pickled "
+            "since; pass the graph that prepare_pt2e or convert_pt2e returned, or the quantizer"
+        )
+    return found
 
 
 class _Reader:
     """A quantizer's record, with what became of each cell."""
 
-    def __init__(self, quantizer: BackendQuantizer) -> None:
-        self.quantizer = quantizer
-        self.record = quantizer.record
+    def __init__(self, backend: str, record: Record) -> None:
+        self.backend = backend
+        self.record = record
         self.account = self.record.account
         self.plan = self.account.plan
         self.decisions = self.record.decisions
@@ -73,7 +95,7 @@ class _Reader:
         groups = self._groups()
         activations = [n for n in self.plan.cells if self._kind(n) == "activation"]
         return Explanation(
-            backend=self.quantizer.config.name if self.quantizer.config else "",
+            backend=self.backend,
             ops=tuple(self._op(op) for op in self.account.ops),
             blocks=tuple(self._block(name, block) for name, block in self.record.blocks.items()),
             groups=groups,

@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import copy
 import io
 import json
+import pickle
+from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from rich.console import Console
 from torch import nn
-from torchao.quantization.pt2e.quantize_pt2e import prepare_pt2e
+from torch.fx import GraphModule
+from torchao.quantization.pt2e.quantize_pt2e import convert_pt2e, prepare_pt2e
+from torchao.quantization.pt2e.quantizer import ComposableQuantizer
 
 from quantmark.annotators.measure import observe_ranges
 from quantmark.annotators.quantizer import BackendQuantizer
@@ -126,3 +132,41 @@ def test_text_json_and_tables() -> None:
 def test_a_quantizer_that_annotated_nothing_is_an_error() -> None:
     with pytest.raises(InputError, match="annotated no graph yet"):
         explain(BackendQuantizer(minmax_config()))
+
+
+def test_a_graph_tells_what_its_quantizer_does() -> None:
+    model, inputs = packed()
+    quantizer = BackendQuantizer(minmax_config())
+    prepared = prepare_pt2e(export(model, inputs), quantizer)
+    assert explain(prepared).to_json() == explain(quantizer).to_json()
+    twin = copy.deepcopy(prepared)
+    prepared(*inputs)
+    calibrated = explain(quantizer)
+    assert explain(prepared).to_json() == calibrated.to_json()
+    assert calibrated.observed[0] == calibrated.observed[1]
+    assert explain(twin).observed[0] < calibrated.observed[0], "the copy has seen nothing"
+    twin(*inputs)
+    twin = convert_pt2e(twin)
+    assert explain(twin).to_json() == explain(convert_pt2e(prepared)).to_json() == calibrated.to_json()
+    assert explain(copy.deepcopy(twin)).to_json() == calibrated.to_json()
+
+
+def test_the_record_that_a_graph_keeps_is_in_no_ones_way(tmp_path: Path) -> None:
+    model, inputs = packed()
+    converted = quantize(model, inputs, minmax_config()).converted
+    wanted = converted(*inputs)
+    program = torch.export.export(converted, inputs)
+    torch.export.save(program, tmp_path / "out.pt2")
+    loaded = torch.export.load(tmp_path / "out.pt2").module()
+    assert torch.equal(loaded(*inputs), wanted)
+    assert pickle.loads(pickle.dumps(converted.meta)).keys() == converted.meta.keys()
+    assert isinstance(loaded, GraphModule)
+    with pytest.raises(InputError, match="holds no record of a BackendQuantizer"):
+        explain(loaded)
+
+
+def test_the_last_quantizer_that_quantized_anything_is_told_of() -> None:
+    model, inputs = packed()
+    both = ComposableQuantizer([BackendQuantizer(minmax_config()), BackendQuantizer(None)])
+    prepared = prepare_pt2e(export(model, inputs), both)
+    assert explain(prepared).counts()["blocks"] == 2
