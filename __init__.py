@@ -25,8 +25,8 @@ if TYPE_CHECKING:
     from .observers.observer import UncalibratedWarning, freeze
     from .observers.ranges import Range
     from .observers.table import RangeTable
-    from .reports import Explanation, explain
-    from .workflow import Quantized, quantize
+    from .reports import Explanation, Measurement, explain
+    from .workflow import Quantized, measure_sqnr, quantize
 
 __version__ = "0.1.0"
 __all__ = [
@@ -36,6 +36,7 @@ __all__ = [
     "ConfigError",
     "Explanation",
     "InputError",
+    "Measurement",
     "MissingRangeError",
     "NonFiniteError",
     "Quantized",
@@ -54,6 +55,7 @@ __all__ = [
     "explain",
     "fill_ranges",
     "freeze",
+    "measure_sqnr",
     "observe_ranges",
     "quantize",
     "sqnr_db",
@@ -69,8 +71,8 @@ _HOMES = {
     ".observers.observer": ("UncalibratedWarning", "freeze"),
     ".observers.ranges": ("Range",),
     ".observers.table": ("RangeTable",),
-    ".reports": ("Explanation", "explain"),
-    ".workflow": ("Quantized", "quantize"),
+    ".reports": ("Explanation", "Measurement", "explain"),
+    ".workflow": ("Quantized", "measure_sqnr", "quantize"),
 }
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
 

@@ -22,6 +22,7 @@ from .annotators.quantizer import BackendQuantizer
 from .checks import check
 from .configs.base import BackendConfig
 from .observers.errors import ConfigError, InputError
+from .reports.sqnr import float_twin, measure_graphs
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
 
     from .annotators.quantizer import Record
     from .checks import Report
+    from .reports import Measurement
 
 T = TypeVar("T")
 Batch = tuple[Tensor, ...]
@@ -84,6 +86,68 @@ def quantize(
         InputError: if there are no batches, or one does not fit the model or holds NaN or infinity.
         ConfigError: if the quantizer has no config, or a config is for quantization-aware training.
     """
+    how = _How(example_inputs, dynamic_shapes, strict, progress)
+    prepared, quantizer = _calibrated(model, calibration, config, how)
+    with _status("Converting", show=progress):
+        converted = convert_pt2e(prepared)
+    with _status("Checking", show=progress):
+        return Quantized(converted, quantizer, check(converted, quantizer.config))
+
+
+def measure_sqnr(
+    model: nn.Module | ExportedProgram,
+    quantized: Quantized | GraphModule,
+    batches: Iterable[Tensor | Sequence[Tensor]],
+    *,
+    dynamic_shapes: Any = None,
+    strict: bool = False,
+    progress: bool = True,
+) -> Measurement:
+    """Measure SQNR in dB per tensor and output: the float model against the quantized one, node by node.
+
+    Both graphs are run on each batch; all batches count as one (sums of squares over sums of squared errors). One
+    batch's float tensors are held in memory at a time. `explain(quantized.model, measured)` shows the numbers beside
+    what was decided and predicted.
+
+    Args:
+        model: the float model that was quantized, as `quantize` takes it.
+        quantized: what `quantize` or `convert_pt2e` returned, from any PT2E quantizer; not exported again since.
+        batches: as `quantize` takes them; batches that it was not calibrated on tell more.
+        dynamic_shapes: as for `quantize`.
+        strict: as for `quantize`.
+        progress: show a progress bar, where stderr is a terminal.
+
+    Raises:
+        InputError: if there are no batches, one does not fit the model, or the models have different outputs.
+    """
+    converted = quantized.model if isinstance(quantized, Quantized) else quantized
+    total, items = len(batches) if isinstance(batches, Sized) else None, _batches(batches)
+    first = next(items, None)
+    if first is None:
+        raise InputError("there are no batches to measure SQNR on; give at least one")
+    with _status("Exporting", show=progress):
+        twin = float_twin(_export(model, first, dynamic_shapes, strict=strict), converted)
+    bar = track(_checked(chain([first], items), _inputs(twin), finite=False), "Measuring", total, show=progress)
+    return measure_graphs(twin, converted, bar)
+
+
+@dataclass(frozen=True)
+class _How:
+    """How to export and calibrate; the fields are arguments of `quantize`."""
+
+    example_inputs: Sequence[Tensor] | None
+    dynamic_shapes: Any
+    strict: bool
+    progress: bool
+
+
+def _calibrated(
+    model: nn.Module | ExportedProgram,
+    calibration: Iterable[Tensor | Sequence[Tensor]],
+    config: BackendConfig | BackendQuantizer,
+    how: _How,
+) -> tuple[GraphModule, BackendQuantizer]:
+    """Return the prepared and calibrated model with its quantizer; see `quantize`."""
     quantizer = config if isinstance(config, BackendQuantizer) else BackendQuantizer(config)
     if quantizer.config is None or quantizer.config.is_qat:
         what = "no global config" if quantizer.config is None else "a config with is_qat=True"
@@ -92,21 +156,20 @@ def quantize(
     first, total = next(batches, None), len(calibration) if isinstance(calibration, Sized) else None
     if first is None and quantizer.ranges is None:
         raise InputError("calibration holds no batches; give at least one, so that ranges can be observed")
-    example = first if example_inputs is None else _as_batch(example_inputs, "example_inputs")
-    with _status("Exporting", show=progress):
-        exported = _export(model, example, dynamic_shapes, strict=strict)
-    with _status("Annotating", show=progress):
+    example = first if how.example_inputs is None else _as_batch(how.example_inputs, "example_inputs")
+    with _status("Exporting", show=how.progress):
+        exported = _export(model, example, how.dynamic_shapes, strict=how.strict)
+    with _status("Annotating", show=how.progress):
         prepared = prepare_pt2e(exported, quantizer)
-    inputs, finite = _inputs(prepared), quantizer.config.on_uncalibrated == "error"
+    items = _checked(
+        chain([first] if first else [], batches),
+        _inputs(prepared),
+        finite=quantizer.config.on_uncalibrated == "error",
+    )
     with torch.no_grad():
-        batches = chain([first] if first else [], batches)
-        for index, batch in enumerate(track(batches, "Calibrating", total, show=progress)):
-            _check_batch(batch, f"batch {index}", inputs, finite=finite)
+        for batch in track(items, "Calibrating", total, show=how.progress):
             prepared(*batch)
-    with _status("Converting", show=progress):
-        converted = convert_pt2e(prepared)
-    with _status("Checking", show=progress):
-        return Quantized(converted, quantizer, check(converted, quantizer.config))
+    return prepared, quantizer
 
 
 def track(items: Iterable[T], what: str, total: int | None = None, *, show: bool = True) -> Iterator[T]:
@@ -205,6 +268,13 @@ def _as_batch(batch: object, name: str) -> Batch:
         if not isinstance(value, Tensor):
             raise InputError(f"{name}, input {position} is a {type(value).__name__}; every input must be a tensor")
     return tuple(batch)
+
+
+def _checked(batches: Iterable[Batch], inputs: list[Node], *, finite: bool) -> Iterator[Batch]:
+    """Yield the batches, each checked against the model's inputs first."""
+    for index, batch in enumerate(batches):
+        _check_batch(batch, f"batch {index}", inputs, finite=finite)
+        yield batch
 
 
 def _inputs(model: GraphModule) -> list[Node]:

@@ -163,11 +163,12 @@ class BackendQuantizer(Quantizer):
 
     def transform_for_annotation(self, model: GraphModule) -> GraphModule:
         """Spell the graph so that it can be quantized; see `transform.py`."""
-        before = {node.name for node in model.graph.nodes}
+        before, meta = {node.name for node in model.graph.nodes}, model.meta
         model = self._rewrite(model)
         transform(model, Scope(self.config, self._rules).config_of)
         for rest in self._rests():
             model = rest.transform_for_annotation(model)
+        model.meta = meta  # that of a new module would be lost: torchao hands on the meta of the given one alone
         self._gone = before - {node.name for node in model.graph.nodes}
         return model
 
@@ -224,7 +225,7 @@ class BackendQuantizer(Quantizer):
         self._note(scope.unmatched(model) if not self._nested else [])
         if not any(annotation_of(node) for node in model.graph.nodes):
             self._note([f"no operator was annotated: nothing will be quantized{inner_ops(model)}"])
-        keep(model, self.config.name if self.config else "", self.record)
+        keep(model, self)
         return model
 
     def _write(self, draft: Draft, roles: Roles) -> None:

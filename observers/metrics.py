@@ -30,6 +30,11 @@ def sqnr_db(reference: Tensor, test: Tensor) -> float:
         raise InputError("sqnr_db needs at least one element, got empty tensors")
     wanted, found = reference.detach().to(torch.float64), test.detach().to(reference.device, torch.float64)
     signal, noise = float(wanted.square().sum()), float((wanted - found).square().sum())
+    return ratio_db(signal, noise)
+
+
+def ratio_db(signal: float, noise: float) -> float:
+    """Return the ratio of two energies in dB: inf without noise, -inf with noise alone, NaN if one is not finite."""
     if not math.isfinite(signal + noise):
         return math.nan
     if noise == 0.0:

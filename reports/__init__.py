@@ -2,5 +2,6 @@
 
 from .explain import explain
 from .explanation import Explanation
+from .measured import Measurement
 
-__all__ = ["Explanation", "explain"]
+__all__ = ["Explanation", "Measurement", "explain"]

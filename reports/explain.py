@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from torch.fx import GraphModule
@@ -12,6 +13,7 @@ from ..annotators.quantizer import BackendQuantizer
 from ..annotators.roles import Role
 from ..observers.errors import InputError
 from ..observers.observer import PerChannelBiasObserver, PerChannelRangeObserver
+from ..observers.qparams import choose_qparams
 from ..observers.ranges import union
 from .explanation import Edge, Explanation, FusedBlock, Group, Numbers, Op, Status
 
@@ -23,6 +25,7 @@ if TYPE_CHECKING:
     from ..observers.qparams import QParams
     from ..observers.ranges import Range
     from ..observers.resolution import Assignment
+    from .measured import Measurement
 
 _STATUS = {
     Role.BLOCK: Status.BLOCK,
@@ -36,13 +39,14 @@ _STATUS = {
 }
 
 
-def explain(subject: BackendQuantizer | GraphModule) -> Explanation:
+def explain(subject: BackendQuantizer | GraphModule, measured: Measurement | None = None) -> Explanation:
     """Return what a quantizer did to a graph, and why.
 
     May be asked after `prepare_pt2e` (what is annotated), after calibration or conversion (what was decided, too).
 
     Args:
         subject: the prepared or converted graph; or the quantizer, for the graph that it last annotated.
+        measured: what `measure_sqnr` returned, to be shown beside what was decided.
 
     Raises:
         InputError: if the quantizer has annotated nothing yet, or the graph comes from no `BackendQuantizer`.
@@ -52,7 +56,7 @@ def explain(subject: BackendQuantizer | GraphModule) -> Explanation:
     backend, record = _record_of(subject)
     if not record.account.ops and not record.messages:
         raise InputError("the quantizer has annotated no graph yet; pass it to prepare_pt2e first")
-    return _Reader(backend, record).explanation()
+    return replace(_Reader(backend, record).explanation(), measured=measured)
 
 
 def _record_of(subject: BackendQuantizer | GraphModule) -> tuple[str, Record]:
@@ -61,11 +65,43 @@ def _record_of(subject: BackendQuantizer | GraphModule) -> tuple[str, Record]:
     if not isinstance(subject, GraphModule):
         raise InputError(f"explain takes a BackendQuantizer or a prepared or converted graph, got {type(subject)}")
     found = kept(subject)
-    if found is None:
+    if found is None or found.record is None:
         raise InputError(
             "the graph holds no record of a BackendQuantizer: it was not annotated by one, or exported or pickled "
             "since; pass the graph that prepare_pt2e or convert_pt2e returned, or the quantizer"
         )
+    return found.backend, found.record
+
+
+@dataclass(frozen=True)
+class Member:
+    """A quantized tensor that a decision was about.
+
+    Args:
+        cell: its name.
+        values: the nodes whose values it holds.
+        own: the qparams that it would have by itself.
+        given: those that its values are rounded to, one after the other.
+    """
+
+    cell: str
+    values: tuple[str, ...]
+    own: QParams
+    given: tuple[QParams, ...]
+
+
+def sharing_members(record: Record) -> list[Member]:
+    """Return the quantized tensors that decisions were about, each once."""
+    reader = _Reader("", record)
+    found = []
+    for name in dict.fromkeys(name for decision in reader.decisions for name, _ in decision.ranges):
+        assigned, seen = reader.assignments.get(name), reader.range_of(name)
+        if assigned is None or assigned.qparams is None or seen is None:
+            continue
+        cell = reader.plan.cells[name]
+        own = cell.fixed or choose_qparams(seen, cell.scheme, cell.contract)
+        given = tuple(filter(None, (assigned.through, assigned.qparams)))
+        found.append(Member(name, cell.values, own, given))
     return found
 
 
@@ -153,7 +189,7 @@ class _Reader:
         return {name: self._described(name, cells) for name, cells in members.items()}
 
     def _described(self, name: str, cells: list[str]) -> Group:
-        ranges = [found for cell in cells if (found := self._range(cell)) is not None]
+        ranges = [found for cell in cells if (found := self.range_of(cell)) is not None]
         whole = union(ranges) if ranges else None
         return Group(
             name=name,
@@ -164,7 +200,8 @@ class _Reader:
             range=(whole.min, whole.max) if whole else None,
         )
 
-    def _range(self, cell: str) -> Range | None:
+    def range_of(self, cell: str) -> Range | None:
+        """Return the range of a cell as observed, or None."""
         if cell in self.account.ranges:
             return self.account.ranges[cell]
         observer = self.observers.get(cell)
@@ -175,7 +212,7 @@ class _Reader:
         if isinstance(observer, (PerChannelRangeObserver, PerChannelBiasObserver)):
             return _of_channels(observer) if observer.trouble() is None else None
         if assigned is not None and assigned.qparams is not None:
-            return _of_tensor(assigned.qparams)
+            return numbers_of(assigned.qparams)
         return None
 
     # -- ops and blocks -------------------------------------------------------------------------------------
@@ -246,7 +283,8 @@ class _Reader:
         )
 
 
-def _of_tensor(qparams: QParams) -> Numbers:
+def numbers_of(qparams: QParams) -> Numbers:
+    """Return the qparams of a whole tensor as plain numbers."""
     scheme = qparams.scheme
     return Numbers(
         dtype=str(scheme.dtype).removeprefix("torch."),

@@ -9,6 +9,7 @@ from enum import Enum
 from typing import TYPE_CHECKING, Any, Final
 
 from . import terminal
+from .plain import plain
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -16,6 +17,7 @@ if TYPE_CHECKING:
     from rich.console import Console, ConsoleOptions, RenderableType
 
     from ..observers.rules import Decision
+    from .measured import Measurement
 
 SCHEMA: Final = 1
 
@@ -177,6 +179,7 @@ class Explanation:
         decisions: what was decided on branch families, joins and single tensors.
         messages: what the quantizer warned of.
         observed: how many of the activations' cells have ranges, of how many.
+        measured: SQNR of the quantized graph, where it was measured (`measure_sqnr`).
     """
 
     backend: str
@@ -186,6 +189,7 @@ class Explanation:
     decisions: tuple[Decision, ...]
     messages: tuple[str, ...]
     observed: tuple[int, int]
+    measured: Measurement | None = None
 
     def modules(self) -> dict[str, list[Op]]:
         """Return the ops by module path, in the order in which the modules are first met."""
@@ -219,19 +223,20 @@ class Explanation:
         }
 
     def to_json(self) -> str:
-        """Return all of it as JSON text."""
+        """Return all of it as JSON text; numbers that JSON lacks (inf, nan) are written as strings."""
         content: dict[str, Any] = {
             "schema": SCHEMA,
             "backend": self.backend,
             "observed": list(self.observed),
             "counts": self.counts(),
-            "ops": [_plain(asdict(op)) for op in self.ops],
-            "blocks": [_plain(asdict(block)) for block in self.blocks],
-            "groups": [_plain(asdict(group)) for group in self.groups.values()],
-            "decisions": [_plain(asdict(decision)) for decision in self.decisions],
+            "ops": [asdict(op) for op in self.ops],
+            "blocks": [asdict(block) for block in self.blocks],
+            "groups": [asdict(group) for group in self.groups.values()],
+            "decisions": [asdict(decision) for decision in self.decisions],
             "messages": list(self.messages),
+            "measured": self.measured.content() if self.measured is not None else None,
         }
-        return json.dumps(content, indent=2, allow_nan=False)
+        return json.dumps(plain(content), indent=2, allow_nan=False)
 
     def __str__(self) -> str:
         """Return all of it as plain text, one op a line."""
@@ -240,12 +245,3 @@ class Explanation:
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> Iterator[RenderableType]:
         """Yield tables for a terminal."""
         yield from terminal.tables(self)
-
-
-def _plain(value: Any) -> Any:
-    """Return a value with its enums as their own values."""
-    if isinstance(value, Enum):
-        return value.value
-    if isinstance(value, dict):
-        return {key: _plain(each) for key, each in value.items()}
-    return [_plain(each) for each in value] if isinstance(value, (list, tuple)) else value
