@@ -16,6 +16,7 @@ from .base import (
     WeightConfig,
 )
 from .cadence import cadence
+from .ethos import ethos_u55, ethos_u65, ethos_u85
 from .limits import Limits
 from .xnnpack import xnnpack
 
@@ -43,5 +44,8 @@ __all__ = [
     "WeightConfig",
     "arm_tosa",
     "cadence",
+    "ethos_u55",
+    "ethos_u65",
+    "ethos_u85",
     "xnnpack",
 ]

@@ -1,4 +1,4 @@
-"""Arm: TOSA and the Ethos-U NPUs, as executorch 1.5.1 lowers to them.
+"""Arm: TOSA's integer profiles, as executorch 1.5.1 lowers to them. `ethos.py` has the NPUs, which are such profiles.
 
 Every rule was read in executorch 1.5.1 (paths below are under `executorch/backends/arm/`):
 
@@ -14,6 +14,8 @@ Every rule was read in executorch 1.5.1 (paths below are under `executorch/backe
   before a CONCAT is a RESCALE of its own (`quantizer/quantization_annotator.py`, _one_to_one_shared_input_qspec).
 * An integer-only graph has no float op inside: a packed graph input is quantized branch by branch outside the
   delegate; a computed root can be int16 where the int16 extension is there, and is shared otherwise.
+* A transposed convolution with groups takes one weight scale per tensor only
+  (`operator_support/convolution_support.py`, _check_transposed_support).
 * The partitioner takes a node for quantized only if its `meta["custom"]` carries Arm's annotation info
   (`common/annotation_meta.py`).
 """
@@ -43,6 +45,8 @@ from .options import factory
 if TYPE_CHECKING:
     from torchao.quantization.pt2e.quantizer import Quantizer
 
+    from .rewrites import RewriteName
+
 _MARKER: Final = "_arm_annotation_info"
 _HEADS: Final = frozenset({"conv1d", "conv2d", "conv3d", "conv_transpose2d", "linear"})
 _OWN: Final = frozenset(
@@ -60,6 +64,7 @@ _SHARED: Final = frozenset(
 _SELECTS: Final = frozenset(
     {"slice", "select", "narrow", "split", "split_with_sizes", "chunk", "unbind", "index_select"}
 )
+_JOINS: Final = frozenset({"cat", "concat", "concatenate", "stack", "hstack", "vstack", "where"})
 
 
 @factory
@@ -91,15 +96,45 @@ def arm_tosa(
     Raises:
         UnsupportedOptionError: for an option that TOSA lacks.
     """
+    wide = activation == "int16" if int16 is None else int16
+    return integer_config(
+        "arm_tosa",
+        activation=activation,
+        per_channel=per_channel,
+        is_qat=is_qat,
+        eps=eps,
+        estimator=estimator,
+        weight_bits=weight_bits,
+        int16=wide,
+        rewrite="tosa_int16" if activation == "int16" or wide else "tosa",
+        rest=rest,
+    )
+
+
+def integer_config(
+    name: str,
+    *,
+    activation: str,
+    per_channel: bool,
+    is_qat: bool,
+    eps: float,
+    estimator: EstimatorName | None,
+    weight_bits: int,
+    int16: bool,
+    rewrite: RewriteName,
+    rest: Quantizer | None,
+    lacks: frozenset[str] = frozenset(),
+) -> BackendConfig:
+    """Return the config of one of TOSA's integer profiles, without the ops that it `lacks`."""
     schemes = {"int8": INT8_AFFINE, "sym8": INT8_SYMMETRIC, "int16": INT16_SYMMETRIC}
     weights = {8: INT8_SYMMETRIC, 4: Scheme(quant_min=-7, quant_max=7, symmetric=True)}
     if activation not in schemes:
-        raise UnsupportedOptionError(f'arm_tosa has activation="int8", "sym8" or "int16", not {activation!r}')
+        raise UnsupportedOptionError(f'{name} has activation="int8", "sym8" or "int16", not {activation!r}')
     if weight_bits not in weights:
-        raise UnsupportedOptionError(f"arm_tosa has weight_bits=8 or 4, not {weight_bits!r}")
-    wide = (activation == "int16" if int16 is None else int16) and activation != "int16"
+        raise UnsupportedOptionError(f"{name} has weight_bits=8 or 4, not {weight_bits!r}")
+    wide = int16 and activation != "int16"
     return BackendConfig(
-        name="arm_tosa",
+        name=name,
         activation=ActivationConfig(
             scheme=replace(schemes[activation], eps=eps),
             estimator=estimator or ("moving_average" if is_qat else "histogram"),
@@ -107,23 +142,24 @@ def arm_tosa(
         weight=WeightConfig(scheme=replace(weights[weight_bits], eps=eps), per_channel=per_channel),
         bias=BiasConfig(kind=BiasKind.INT32_DERIVED),
         blocks=BlockRules(
-            heads=_HEADS,
+            heads=_HEADS - lacks,
             activations=frozenset({"relu", "relu6", "hardtanh"}),
             residual_heads=frozenset(),
             residual_activations=frozenset(),
+            per_tensor_heads=frozenset({"grouped_transposed"}),
             symmetric_activation=SymmetricActivation.SEPARATE,
         ),
         branches=BranchRules(outcomes=(Outcome.SHARED, Outcome.INDEPENDENT, *([Outcome.WIDE_ROOT] if wide else []))),
         joins=JoinRules(outcomes=(JoinOutcome.SHARED, JoinOutcome.REQUANTIZE)),
         ops=OpRules(
-            own=_OWN,
-            shared=_SHARED,
-            selects=_SELECTS,
-            joins=frozenset({"cat", "concat", "concatenate", "stack", "hstack", "vstack", "where"}),
+            own=_OWN - lacks,
+            shared=_SHARED - lacks,
+            selects=_SELECTS - lacks,
+            joins=_JOINS - lacks,
             spectra=Spectra.WIDE if wide else Spectra.KEEP,
         ),
         marker=_MARKER,
-        rewrite="tosa_int16" if activation == "int16" or wide else "tosa",
+        rewrite=rewrite,
         is_qat=is_qat,
         rest=rest,
     )

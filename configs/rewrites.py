@@ -14,10 +14,13 @@ if TYPE_CHECKING:
     from torch.fx import Node
     from torch.fx.graph_module import GraphModule
 
-RewriteName = Literal["tosa", "tosa_int16"]
+RewriteName = Literal["tosa", "tosa_int16", "ethos_u55", "ethos_u85"]
 _PROFILES: Final[dict[str, str]] = {
     "tosa": "TOSA-1.0+INT",
     "tosa_int16": "TOSA-1.0+INT+int16",
+    # executorch 1.5.1, backends/arm/ethosu/compile_spec.py, _tosa_spec_for_target (u65 has the profile of u55):
+    "ethos_u55": "TOSA-1.0+INT+int16+int4+u55",
+    "ethos_u85": "TOSA-1.0+INT+int16+int4+cf",
 }
 
 

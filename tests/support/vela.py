@@ -69,7 +69,7 @@ def ethos_quantizer(target: str, *, bits: int = 8) -> Quantizer:
         get_symmetric_quantization_config,
     )
 
-    config = get_symmetric_quantization_config() if bits == 8 else get_symmetric_a16w8_quantization_config()  # noqa: PLR2004
+    config = get_symmetric_quantization_config() if bits == 8 else get_symmetric_a16w8_quantization_config()
     return EthosUQuantizer(_spec(target)).set_global(config)
 
 
