@@ -41,6 +41,7 @@ class OpAccount:
         block: the output node of the fused block that it is in, or "".
         inputs: (value that it reads, cell of that edge), for each edge that may be quantized.
         output: the cell of its output, or "".
+        reads: the told ops and graph inputs whose float tensors it depends on, others between them passed over.
         why: why it stays float, or was left to another quantizer; "" where it did not.
     """
 
@@ -52,6 +53,7 @@ class OpAccount:
     block: str = ""
     inputs: tuple[tuple[str, str], ...] = ()
     output: str = ""
+    reads: tuple[str, ...] = ()
     why: str = ""
 
 
@@ -66,6 +68,7 @@ class Account:
         biases: those that are biases, derived from an input and a weight.
         assignments: what each cell ends up with, where that was decided at annotation time.
         ranges: the ranges that this was decided from.
+        outputs: the told ops and graph inputs behind the graph's outputs.
     """
 
     ops: tuple[OpAccount, ...] = ()
@@ -74,12 +77,13 @@ class Account:
     biases: frozenset[str] = frozenset()
     assignments: Mapping[str, Assignment] = field(default_factory=dict)
     ranges: Mapping[str, Range] = field(default_factory=dict)
+    outputs: tuple[str, ...] = ()
 
 
 def account_ops(
     draft: Draft, roles: Roles, places: Mapping[Place, str], scope: Scope, kept: Mapping[Node, str]
-) -> tuple[OpAccount, ...]:
-    """Return what became of each op of an annotated graph.
+) -> tuple[tuple[OpAccount, ...], tuple[str, ...]]:
+    """Return what became of each op of an annotated graph, and what its outputs come from (`Account.outputs`).
 
     Args:
         draft: the draft, written.
@@ -90,10 +94,15 @@ def account_ops(
     """
     block_of = {member: name for name, block in roles.blocks.items() for member in block.members}
     found = []
+    above: tuple[str, ...] = ()
+    sources: dict[Node, tuple[str, ...]] = {}
     for node in draft.model.graph.nodes:
         role = roles.role(node)
+        above = _above(node, sources)
         if node.op != "call_function" or (role is Role.FLOAT and not _is_told(node)):
+            sources[node] = (node.name,) if node.op == "placeholder" else above
             continue
+        sources[node] = (node.name,)
         config = scope.config_of(node)
         edges = ((value, places.get((value, node))) for value in operands(node))
         found.append(
@@ -106,10 +115,19 @@ def account_ops(
                 block=block_of[node].name if node in block_of else "",
                 inputs=tuple((value.name, cell) for value, cell in edges if cell),
                 output=places.get(node, ""),
+                reads=above,
                 why=_why_float(node, config, scope, kept) if role is Role.FLOAT else "",
             )
         )
-    return tuple(found)
+    return tuple(found), above  # the last node is the output
+
+
+def _above(node: Node, sources: Mapping[Node, tuple[str, ...]]) -> tuple[str, ...]:
+    """Return the told ops and graph inputs that a node reads, each once."""
+    values = node.all_input_nodes
+    if len(values) == 1:
+        return sources[values[0]]
+    return tuple(dict.fromkeys(name for value in values for name in sources[value]))
 
 
 def _is_told(node: Node) -> bool:

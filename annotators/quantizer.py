@@ -209,9 +209,11 @@ class BackendQuantizer(Quantizer):
         mark_inside((n, roles.configs[n].marker) for n in roles.of if roles.role(n) is not Role.TUPLE)
         mark_inside((n, None) for n in in_place if n.op == "call_function")
         self._annotate_rest(model, scope)
+        ops, outputs = account_ops(draft, roles, places, scope, ours_never)
         self.record.account = replace(
             self.record.account,
-            ops=account_ops(draft, roles, places, scope, ours_never),
+            ops=ops,
+            outputs=outputs,
             plan=plan,
             weights=frozenset(draft.weights),
             biases=frozenset(draft.biases),

@@ -137,6 +137,7 @@ class _Reader:
             groups=groups,
             decisions=self.decisions,
             messages=(*self.record.messages, *self._nested()),
+            outputs=self.account.outputs,
             observed=(sum(name in self.assignments for name in activations), len(activations)),
         )
 
@@ -230,6 +231,7 @@ class _Reader:
             block=op.block,
             inputs=edges,
             output=output,
+            reads=op.reads,
             why=tuple(self._why(op, edges)),
         )
 

@@ -95,6 +95,7 @@ class Op:
         block: the output node of its block, or "".
         inputs: what it reads, where that is or could have been quantized.
         output: the qparam group of its output, or "" where that is float or inside a block.
+        reads: the ops and graph inputs whose float tensors it depends on.
         why: what is worth saying: why it is float, why an input is requantized, why an activation is not fused.
     """
 
@@ -105,6 +106,7 @@ class Op:
     block: str = ""
     inputs: tuple[Edge, ...] = ()
     output: str = ""
+    reads: tuple[str, ...] = ()
     why: tuple[str, ...] = ()
 
 
@@ -179,6 +181,7 @@ class Explanation:
         decisions: what was decided on branch families, joins and single tensors.
         messages: what the quantizer warned of.
         observed: how many of the activations' cells have ranges, of how many.
+        outputs: the ops and graph inputs behind the graph's outputs.
         measured: SQNR of the quantized graph, where it was measured (`measure_sqnr`).
     """
 
@@ -189,6 +192,7 @@ class Explanation:
     decisions: tuple[Decision, ...]
     messages: tuple[str, ...]
     observed: tuple[int, int]
+    outputs: tuple[str, ...] = ()
     measured: Measurement | None = None
 
     def modules(self) -> dict[str, list[Op]]:
@@ -233,7 +237,8 @@ class Explanation:
             "blocks": [asdict(block) for block in self.blocks],
             "groups": [asdict(group) for group in self.groups.values()],
             "decisions": [asdict(decision) for decision in self.decisions],
-            "messages": list(self.messages),
+            "messages": self.messages,
+            "outputs": self.outputs,
             "measured": self.measured.content() if self.measured is not None else None,
         }
         return json.dumps(plain(content), indent=2, allow_nan=False)
