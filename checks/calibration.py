@@ -174,7 +174,8 @@ def _weight(facts: Facts, node: Node, encoding: Encoding, codes: torch.Tensor) -
         numbers["loss_db"] = sharing_loss_db(min(c for c in lost if c), full)
     yield finding(
         "QM306",
-        Severity.WARNING if any(lost) else Severity.INFO,  # what was 0 from the start lost nothing
+        # What was 0 from the start lost nothing; and a single number (the epsilon of a norm) is one, if a coarse one.
+        Severity.WARNING if any(lost) and codes.numel() > 1 else Severity.INFO,
         node,
         f"{len(lost)} of {len(used)} channels of a constant have the floor for a scale and use few of their codes"
         + (f"; {dead} are 0, or were rounded to 0" if dead else ""),

@@ -5,8 +5,11 @@ from __future__ import annotations
 from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING, Final
 
+from ..configs.base import BackendConfig
 from ..observers.errors import InputError
-from . import blocks, branches, calibration, contract, coverage, limits, requantize, weights
+from ..observers.fields import got
+from ..observers.table import RangeTable
+from . import blocks, branches, calibration, contract, coverage, limits, observed, requantize, weights
 from .findings import Finding, Report
 from .program import open_programs
 from .qdq import Facts
@@ -14,13 +17,13 @@ from .qdq import Facts
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
-    from ..configs.base import BackendConfig
     from .kinds import Kind
 
 KINDS: Final[tuple[Kind, ...]] = (
     blocks.KIND,
     contract.KIND,
     calibration.KIND,
+    observed.KIND,
     requantize.KIND,
     coverage.KIND,
     branches.KIND,
@@ -30,7 +33,13 @@ KINDS: Final[tuple[Kind, ...]] = (
 CODES: Final[Mapping[str, str]] = {code: meaning for kind in KINDS for code, meaning in kind.codes.items()}
 
 
-def check(model: object, config: BackendConfig | None = None, *, suppress: Iterable[str] = ()) -> Report:
+def check(
+    model: object,
+    config: BackendConfig | None = None,
+    ranges: RangeTable | None = None,
+    *,
+    suppress: Iterable[str] = (),
+) -> Report:
     """Return what the output of any PT2E quantizer does wrong, or could do better, on a backend.
 
     Args:
@@ -38,10 +47,12 @@ def check(model: object, config: BackendConfig | None = None, *, suppress: Itera
             delegation.
         config: the backend's config. None stands for any backend: every fusion that one of them does is assumed,
             and an activation behind a weighted op to be dropped in favour of saturation.
+        ranges: what `observe_ranges` measured on the float model, against which the qparams are held.
         suppress: patterns of findings to leave out: "QM201", "QM201:relu_*" or "*:relu_3".
 
     Raises:
-        InputError: if the model is of another kind, or a pattern names no code that there is.
+        InputError: if an argument is of another kind, or a pattern names no code that there is.
+        MissingRangeError: if no entry of the range table is for a node of the model.
 
     >>> check(converted, configs.xnnpack()).raise_if_unsafe()  # doctest: +SKIP
     """
@@ -50,10 +61,18 @@ def check(model: object, config: BackendConfig | None = None, *, suppress: Itera
         code = pattern.partition(":")[0] or "*"
         if not any(fnmatchcase(known, code) for known in CODES):
             raise InputError(f"suppress names {code!r}, which is no code; there are {', '.join(CODES)}")
+    if not isinstance(config, BackendConfig | None):
+        raise InputError(f"check() takes a config such as configs.xnnpack(), {got(config)}")
+    if not isinstance(ranges, RangeTable | None):
+        raise InputError(f"check() takes ranges as a RangeTable (see observe_ranges), {got(ranges)}")
     findings: list[Finding] = []
     counts = {"quantizes": 0, "dequantizes": 0, "weighted ops": 0}
-    for program in open_programs(model):
-        facts = Facts(program, config)
+    programs = open_programs(model)
+    tops = [program for program in programs if not program.is_nested]
+    if ranges is not None:
+        findings += observed.unknown(ranges, tops, rewritten=config is not None and config.rewrite is not None)
+    for program in programs:
+        facts = Facts(program, config, None if program.is_nested else ranges)  # names in nested graphs are their own
         for kind in KINDS:
             findings += kind.find(facts)
         counts["quantizes"] += len(facts.quantizes)

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import builtins
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import cast
 
 import torch
 from torch.export import ExportedProgram
-from torch.fx import GraphModule
+from torch.fx import GraphModule, Node
 
 from ..observers.errors import InputError
 
@@ -35,6 +36,21 @@ class Program:
                 program = Program(body, {}, is_nested=True)
                 yield program
                 yield from program.nested()
+
+
+def original_names(node: Node) -> list[str]:
+    """Return the names that a node has had, the one of the first export first, and its own last.
+
+    Exporting a graph again, taking it to the edge and tracing it anew name nodes afresh; torch records where each came
+    from.
+    """
+    past, sources = [node.name], node.meta.get("from_node")
+    while sources:
+        past.append(sources[-1].name)
+        sources = sources[-1].from_node
+    if node.op == "placeholder" and hasattr(builtins, node.name):
+        past.insert(0, f"{node.name}_1")  # as graph modules spell names that Python has
+    return list(dict.fromkeys(past[::-1]))
 
 
 def open_programs(model: object) -> list[Program]:

@@ -7,6 +7,7 @@ lists those that it may hold in its metadata, under `ALLOWED`.
 from __future__ import annotations
 
 import difflib
+import inspect
 import types
 from dataclasses import fields, is_dataclass
 from enum import Enum
@@ -129,9 +130,22 @@ def nearest(name: str, names: Iterable[str]) -> str:
     return f"; nearest: {found[0]}" if found else ""
 
 
+def got(value: object) -> str:
+    """Return what was given in place of something else, for a message: "got 3 (int)", and how to mend what is common.
+
+    >>> got("xnnpack")
+    "got 'xnnpack' (str)"
+    """
+    if inspect.isroutine(value):
+        return f"got the function {value.__name__} itself: call it, {value.__name__}()"
+    if isinstance(value, type):
+        return f"got the class {value.__name__} itself: make one, {value.__name__}(...)"
+    return f"got {_shown(value)}"
+
+
 def _shown(value: object) -> str:
     """Return a value as messages show it: its type, and the value itself unless it is long."""
-    text = repr(value)
-    if is_dataclass(value) or len(text) > 60:
+    text = "" if isinstance(value, torch.nn.Module) else repr(value)
+    if not text or is_dataclass(value) or len(text) > 60 or "\n" in text:
         return _with_article(type(value).__name__)
     return f"{text} ({type(value).__name__})"
