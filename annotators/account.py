@@ -6,13 +6,13 @@ Plain data by node name, so that it outlives the graph; `reports` reads it besid
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 
 from ..configs.ops import BATCH_NORMS
 from ..observers.plan import Plan
-from .graph import is_constant, is_float_tensor, module_path, op_name, operands, value_of
+from .graph import is_constant, is_float_tensor, module_path, op_name, value_of
 from .neighbours import annotation_of
 from .roles import Role, Roles
 
@@ -28,8 +28,7 @@ if TYPE_CHECKING:
     from .scope import Scope
 
 
-@dataclass(frozen=True, kw_only=True)
-class OpAccount:
+class OpAccount(NamedTuple):
     """What became of one op.
 
     Args:
@@ -92,7 +91,7 @@ def account_ops(
         scope: the user's rules.
         kept: nodes that were never ours to quantize, and why.
     """
-    block_of = {member: name for name, block in roles.blocks.items() for member in block.members}
+    block_of = {member: name.name for name, block in roles.blocks.items() for member in block.members}
     found = []
     above: tuple[str, ...] = ()
     sources: dict[Node, tuple[str, ...]] = {}
@@ -104,7 +103,7 @@ def account_ops(
             continue
         sources[node] = (node.name,)
         config = scope.config_of(node)
-        edges = ((value, places.get((value, node))) for value in operands(node))
+        edges = [(value.name, cell) for value in node.all_input_nodes if (cell := places.get((value, node)))]
         found.append(
             OpAccount(
                 node=node.name,
@@ -112,8 +111,8 @@ def account_ops(
                 module=module_path(node),
                 role=role,
                 config=config.name if config else "",
-                block=block_of[node].name if node in block_of else "",
-                inputs=tuple((value.name, cell) for value, cell in edges if cell),
+                block=block_of.get(node, ""),
+                inputs=tuple(edges),
                 output=places.get(node, ""),
                 reads=above,
                 why=_why_float(node, config, scope, kept) if role is Role.FLOAT else "",

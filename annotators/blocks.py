@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from torch.fx import Node
 
@@ -58,6 +58,15 @@ class Block:
         return self.members[-1]
 
 
+_ENDS: Final = {
+    "hardtanh": ("min_val", "max_val"),
+    "clamp": ("min", "max"),
+    "clip": ("min", "max"),
+    "clamp_min": ("min", None),
+    "clamp_max": (None, "max"),
+}
+
+
 def clamp_bounds(node: Node) -> Bounds | None:
     """Return the bounds of a clamping activation in any of its spellings, or None if it isn't one.
 
@@ -71,18 +80,11 @@ def clamp_bounds(node: Node) -> Bounds | None:
     if name == "threshold":
         is_relu = number(node, "threshold") == 0.0 and number(node, "value") == 0.0
         return Bounds(0.0, None) if is_relu else None
-    ends = {
-        "hardtanh": ("min_val", "max_val"),
-        "clamp": ("min", "max"),
-        "clip": ("min", "max"),
-        "clamp_min": ("min", None),
-        "clamp_max": (None, "max"),
-    }
-    if name not in ends:
+    if name not in _ENDS:
         return None
-    found = [_bound(node, end) for end in ends[name]]
+    found = [_bound(node, end) for end in _ENDS[name]]
     low, high = (None if end is not None and math.isinf(end) else end for end in found)
-    if any(isinstance(argument(node, end), Node) for end in ends[name] if end):
+    if any(isinstance(argument(node, end), Node) for end in _ENDS[name] if end):
         return None
     if any(end is not None and math.isnan(end) for end in found):
         return None
@@ -143,18 +145,21 @@ def find_block(head: Node, config: BackendConfig, accepts: Callable[[Node], bool
     pending: list[Node] = []  # no-ops that only belong to the block if a clamp follows
     scheme = config.activation.scheme
     rules = config.blocks
-    foldable = rules.activations if op_name(head) in HEADS else rules.residual_activations
-    if op_name(head) in HEADS and rules.activation_heads is not None and op_name(head) not in rules.activation_heads:
+    name = op_name(head)
+    foldable = rules.activations if name in HEADS else rules.residual_activations
+    if name in HEADS and rules.activation_heads is not None and name not in rules.activation_heads:
         foldable = frozenset()
     node = head
     while (follower := _only_reader(node)) is not None and accepts(follower):
         name = op_name(follower)
+        if name not in foldable and name not in rules.through and name not in BATCH_NORMS:
+            break
         if node is head and name in BATCH_NORMS and _is_folded(head, follower, config):
             members.append(follower)
-        elif name in config.blocks.through and is_float_tensor(follower) and not _drops(follower):
+        elif name in rules.through and is_float_tensor(follower) and not _drops(follower):
             pending.append(follower)
         elif (then := clamp_bounds(follower)) is not None and name in foldable:
-            unfused = why_not_fused(bounds.then(then), scheme, config.blocks)
+            unfused = why_not_fused(bounds.then(then), scheme, rules)
             if unfused:
                 break
             bounds = bounds.then(then)

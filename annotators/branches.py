@@ -98,14 +98,14 @@ class Trees:
 def find_trees(roles: Roles) -> Trees:
     """Return the movement trees, going through the nodes with roles once (they are in graph order)."""
     trees = Trees()
-    for node in roles.of:
-        if roles.role(node) not in MOVEMENTS or (source := moved(node)) is None or not users(node):
+    for node, role in roles.of.items():
+        if role not in MOVEMENTS or (source := moved(node)) is None or not users(node):
             continue  # an item of a split that nothing reads is no branch
         parent = trees.segment_of.get(source)
         if parent is None:
             parent = trees.by_root.setdefault(source, Tree(source)).top
         segment = parent
-        if roles.role(node) is Role.SELECT:
+        if role is Role.SELECT:
             segment = Segment(parent.tree)
             parent.children.append(segment)
             parent.tree.segments.append(segment)

@@ -6,7 +6,7 @@ writer turns cells into torchao annotations; `observers.resolution` decides abou
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from torch.fx import Node
@@ -25,6 +25,11 @@ if TYPE_CHECKING:
     from ..observers.qparams import QParams, Scheme
 
 Place = Node | tuple[Node, Node]
+
+
+def alike(first: Scheme, second: Scheme) -> bool:
+    """Tell whether two schemes are equal; they mostly are one object, which is faster told than compared."""
+    return first is second or first == second
 
 
 @dataclass
@@ -50,6 +55,36 @@ class Bias:
     channels: int | None
 
 
+@dataclass(slots=True)
+class Sketch:
+    """A cell while it is drawn up: see `Cell` for what the fields mean.
+
+    `base` is the scheme of the config that it was made under (its own may be one-sided); `values` are in order.
+    """
+
+    name: str
+    where: str
+    config: BackendConfig
+    scheme: Scheme
+    base: Scheme
+    contract: Bounds
+    fixed: QParams | None
+    follows: frozenset[str]
+    values: dict[str, None] = field(default_factory=dict)
+
+    def cell(self) -> Cell:
+        """Return the cell as data."""
+        return Cell(
+            name=self.name,
+            where=self.where,
+            scheme=self.scheme,
+            values=tuple(self.values),
+            contract=self.contract,
+            fixed=self.fixed,
+            follows=self.follows,
+        )
+
+
 @dataclass
 class Draft:
     """Cells, places and relations that the annotators have found so far in one graph.
@@ -61,20 +96,17 @@ class Draft:
 
     model: GraphModule
     config_of: Callable[[Node], BackendConfig | None]
-    cells: dict[str, Cell] = field(default_factory=dict)
+    cells: dict[str, Sketch] = field(default_factory=dict)
     places: dict[Place, str] = field(default_factory=dict)
     weights: dict[str, Weight] = field(default_factory=dict)
-    configs: dict[str, BackendConfig] = field(default_factory=dict)
     biases: dict[str, Bias] = field(default_factory=dict)
     foreign: dict[str, Node] = field(default_factory=dict)
     families: list[Family] = field(default_factory=list)
     joins: list[Join] = field(default_factory=list)
     hoists: list[Hoist] = field(default_factory=list)
-    _values: dict[str, dict[str, None]] = field(default_factory=dict)
     links: list[tuple[str, ...]] = field(default_factory=list)
     apart: set[str] = field(default_factory=set)
     _float_cells: dict[Node, str] = field(default_factory=dict)
-    _bases: dict[str, Scheme] = field(default_factory=dict)
 
     def new_cell(
         self,
@@ -89,32 +121,22 @@ class Draft:
     ) -> str:
         """Add a cell, named after the node that it begins at, and return its name."""
         base = config.activation.scheme
-        cell = Cell(
-            name=name,
-            where=where(node),
-            scheme=scheme or base,
-            contract=contract,
-            fixed=fixed,
-            follows=follows,
-        )
-        self.cells[name] = cell
-        self.configs[name] = config
-        self._bases[name] = base
+        self.cells[name] = Sketch(name, where(node), config, scheme or base, base, contract, fixed, follows)
         return name
 
     def put(self, place: Place, cell: str) -> None:
         """Put a place in a cell; the value that it holds counts as one of the cell's."""
         self.places[place] = cell
         value = place if isinstance(place, Node) else place[0]
-        self._values.setdefault(cell, {})[value.name] = None
+        self.cells[cell].values[value.name] = None
 
     def holds_values(self, cell: str) -> bool:
         """Tell whether any place was put in the cell."""
-        return cell in self._values
+        return bool(self.cells[cell].values)
 
     def unfollow(self, cell: str) -> None:
         """Quantize the cell whatever becomes of the one that it followed."""
-        self.cells[cell] = replace(self.cells[cell], follows=frozenset())
+        self.cells[cell].follows = frozenset()
 
     def output_cell(self, node: Node) -> str | None:
         """Return the cell of the node's output, or None where it is float.
@@ -141,7 +163,7 @@ class Draft:
         A value that is float, or quantized with another scheme than the reader's, gets a cell of edges alone.
         """
         cell = self.output_cell(value)
-        if cell is None or self._bases[cell] != config.activation.scheme:
+        if cell is None or not alike(self.cells[cell].base, config.activation.scheme):
             cell = self.float_cell(value, config)
         self.put((value, reader), cell)
         return cell
@@ -166,12 +188,12 @@ class Draft:
         scheme = self.cells[root].scheme if root else None
         cell = self.new_cell(name or value.name, value, config, scheme=scheme)
         if root:
-            self._bases[cell] = self._bases[root]
+            self.cells[cell].base = self.cells[root].base
         return cell
 
     def base_scheme(self, cell: str) -> Scheme:
         """Return the scheme of the config that the cell was made under (its own may be one-sided)."""
-        return self._bases[cell]
+        return self.cells[cell].base
 
     def drop_cells(self, names: set[str]) -> None:
         """Forget cells and their places: they stay float."""
@@ -184,9 +206,9 @@ class Draft:
         """Return what was drawn up, as data."""
         return Plan(
             cells={
-                name: replace(cell, values=tuple(self._values[name]))
-                for name, cell in self.cells.items()
-                if name in self._values and name not in self.foreign
+                name: sketch.cell()
+                for name, sketch in self.cells.items()
+                if sketch.values and name not in self.foreign
             },
             families=tuple(self.families),
             joins=tuple(self.joins),

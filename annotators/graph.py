@@ -22,10 +22,20 @@ def op_name(node: Node) -> str:
     Overload, in-place underscore and `_copy` suffix are cut off, in the aten and the edge dialect:
     aten.relu_.default is "relu", aten.slice_copy.Tensor is "slice".
     """
-    return canonical_name(node.target) if node.op == "call_function" else ""
+    if node.op != "call_function":
+        return ""
+    target = node.target
+    known = _NAMES.get(id(target))
+    if known is None:
+        known = _NAMES[id(target)] = target, canonical_name(target)
+    return known[1]
 
 
-@cache  # each op of a graph is asked many times, and asking its schema is slow
+_NAMES: dict[int, tuple[object, str]] = {}
+"""Names by the operator's identity: it hashes in Python, and is asked for its name a dozen times per node."""
+
+
+@cache
 def canonical_name(target: object) -> str:
     """Return the canonical name of an operator, or "" if it is none of aten's."""
     if target is operator.getitem:
@@ -43,26 +53,33 @@ EXPORTED_AS = "quantmark_exported_as"
 
 def is_in_place(node: Node) -> bool:
     """Tell whether the node's op writes into its first operand."""
-    schema = getattr(node.target, "_schema", None)
-    return bool(
-        schema and schema.arguments and schema.arguments[0].alias_info and schema.arguments[0].alias_info.is_write
-    )
+    return _writes_first(node.target)
+
+
+@cache
+def _writes_first(target: object) -> bool:
+    schema = getattr(target, "_schema", None)
+    first = schema.arguments[0].alias_info if schema and schema.arguments else None
+    return bool(first and first.is_write)
 
 
 def argument(node: Node, key: int | str) -> Argument:
     """Return an operand by the position or name that the op's schema gives it, else the schema's default."""
-    names, defaults = _parameters(node.target)
-    index = key if isinstance(key, int) else names.index(key) if key in names else -1
-    if not 0 <= index < len(names):
+    found = _parameters(node.target).get(key)
+    if found is None:
         return None
-    return node.args[index] if index < len(node.args) else node.kwargs.get(names[index], defaults[index])
+    index, name, default = found
+    args = node.args
+    return args[index] if index < len(args) else node.kwargs.get(name, default)
 
 
 @cache
-def _parameters(target: Any) -> tuple[tuple[str, ...], tuple[Argument, ...]]:
-    """Return the names and defaults (None where there is none) of an op's parameters."""
-    found = target._schema.arguments
-    return tuple(p.name for p in found), tuple(p.default_value if p.has_default_value() else None for p in found)
+def _parameters(target: Any) -> dict[int | str, tuple[int, str, Argument]]:
+    """Return position, name and default (None where there is none) of an op's parameters, by position and by name."""
+    found: dict[int | str, tuple[int, str, Argument]] = {}
+    for index, each in enumerate(target._schema.arguments):
+        found[index] = found[each.name] = index, each.name, each.default_value if each.has_default_value() else None
+    return found
 
 
 def number(node: Node, key: int | str) -> float | None:
@@ -86,11 +103,11 @@ _QUANTIZABLE = frozenset({torch.float32, torch.float16, torch.bfloat16})
 
 def is_float_tensor(node: Node) -> bool:
     """Tell whether the node yields one tensor that isn't empty, of a float dtype that quantize ops take."""
-    value = value_of(node)
+    value = node.meta.get("val")
     if not isinstance(value, torch.Tensor) or value.dtype not in _QUANTIZABLE:
         return False
-    sizes: tuple[object, ...] = tuple(value.shape)  # dynamic ones are symbolic, and never empty here
-    return 0 not in [size for size in sizes if isinstance(size, int)]
+    # Dynamic sizes are symbolic, and never empty here: to compare one with 0 would put a guard on it.
+    return all(size for size in value.shape if size.__class__ is int)
 
 
 def numel(node: Node) -> int:
@@ -177,4 +194,8 @@ _UNIMPORTANT = ("sym_", "_assert")
 
 def users(node: Node) -> Sequence[Node]:
     """Return the nodes that read the node's value and matter at run time (no guards, no shape look-ups)."""
-    return [u for u in node.users if u.target != "_guards_fn" and not op_name(u).startswith(_UNIMPORTANT)]
+    return [u for u in node.users if not _is_unimportant(u)]
+
+
+def _is_unimportant(node: Node) -> bool:
+    return node.target == "_guards_fn" if node.op != "call_function" else op_name(node).startswith(_UNIMPORTANT)

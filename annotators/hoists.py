@@ -45,14 +45,15 @@ class _Region:
 
 def relate_hoists(draft: Draft, roles: Roles) -> None:
     """Record which cells the backend's pass would hoist together (after all reads)."""
-    rules = [config.branches for config in draft.configs.values() if config.branches.hoist is not HoistRule.NEVER]
-    through = frozenset().union(*(each.hoist_through for each in rules))
+    rules = {id(sketch.config): sketch.config.branches for sketch in draft.cells.values()}
+    hoisting = [each for each in rules.values() if each.hoist is not HoistRule.NEVER]
+    through = frozenset().union(*(each.hoist_through for each in hoisting))
     if not through:
         return
     for region in _regions(draft, through):
         if region.blocked or len(region.readers) <= 1:
             continue
-        found = draft.configs[next(iter(region.readers))].branches
+        found = draft.cells[next(iter(region.readers))].config.branches
         covered = region.names - found.covering or region.read >= found.min_coverage * numel(region.start)
         if covered and found.hoist is not HoistRule.NEVER:
             costs = {

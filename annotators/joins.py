@@ -60,9 +60,12 @@ def relate_wishes(draft: Draft, trees: Trees, links: Sequence[Sequence[str]], un
 
 def relate_joins(draft: Draft, trees: Trees, roles: Roles) -> None:
     """Record what may be decided for every join (after all reads, when each cell's readers are known)."""
+    joins = [node for node, role in roles.of.items() if role is Role.JOIN]
+    if not joins:
+        return
     values, edges = _values_by_cell(draft), _edge_readers(draft)
     outside: dict[str, set[Node]] = {}
-    for node in [n for n in roles.of if roles.role(n) is Role.JOIN]:
+    for node in joins:
         output = draft.places[node]
         found: dict[str, bool] = {}
         for value in activations(node):

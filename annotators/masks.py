@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Final
 import torch
 from torch.fx import Node
 
-from ..configs.ops import CLAMPS, JOINS, MOVEMENT, NO_OPS, SELECTS
+from ..configs.ops import JOINS, MOVEMENT, NO_OPS, SELECTS
 from ..observers.qparams import LARGEST_VALUE
 from .graph import constant_value, op_name
 
@@ -29,7 +29,9 @@ MASKED_OUT: Final = -1e4
 _CARRIERS: Final = (
     MOVEMENT | NO_OPS | SELECTS | JOINS | {"add", "sub", "where", "masked_fill", "minimum", "getitem", "triu", "tril"}
 )
-_MAKERS: Final = {"mul", "add", "sub", "rsub", "masked_fill", "where", "full", "full_like", "new_full", "scalar_tensor"}
+_MAKERS: Final = frozenset(
+    {"mul", "add", "sub", "rsub", "masked_fill", "where", "full", "full_like", "new_full", "scalar_tensor"}
+)
 
 
 def masked_values(model: GraphModule) -> set[Node]:
@@ -43,7 +45,7 @@ def masked_values(model: GraphModule) -> set[Node]:
         elif node.op == "call_function":
             name = op_name(node)
             carries = name in _CARRIERS and any(value in found for value in node.all_input_nodes)
-            if carries or (name in _MAKERS - CLAMPS and any(masks_out(value) for value in _scalars(node))):
+            if carries or (name in _MAKERS and any(masks_out(value) for value in _scalars(node))):
                 found.add(node)
     return found
 

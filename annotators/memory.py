@@ -113,7 +113,8 @@ def written_memory(model: GraphModule) -> dict[Node, list[Node]]:
     That is whatever shares the memory and, where it is a buffer's, the readers of what is computed from buffers alone:
     `convert_pt2e` would quantize that once and for all.
     """
-    writes = [n for n in model.graph.nodes if any(is_float_tensor(target) for target in _written(n))]
+    writing = (node for node in model.graph.nodes if node.op == "call_function" and _aliased(node.target)[1])
+    writes = [node for node in writing if any(is_float_tensor(target) for target in _written(node))]
     if not writes:
         return {}
     memory = Memory(model)

@@ -42,6 +42,7 @@ if TYPE_CHECKING:
 
     from ..configs.base import BackendConfig
     from ..observers.observer import Component
+    from ..observers.plan import Plan
     from ..observers.rules import Decision
     from ..observers.table import RangeTable
     from .blocks import Block
@@ -205,7 +206,7 @@ class BackendQuantizer(Quantizer):
         self.record = Record({n.name: b for n, b in roles.blocks.items()})
         places, plan = dict(draft.places), draft.plan()
         self._note(unknown if not self._nested else [])
-        self._write(draft, roles)
+        self._write(draft, roles, plan)
         mark_inside((n, roles.configs[n].marker) for n in roles.of if roles.role(n) is not Role.TUPLE)
         mark_inside((n, None) for n in in_place if n.op == "call_function")
         self._annotate_rest(model, scope)
@@ -230,11 +231,11 @@ class BackendQuantizer(Quantizer):
         keep(model, self)
         return model
 
-    def _write(self, draft: Draft, roles: Roles) -> None:
+    def _write(self, draft: Draft, roles: Roles, plan: Plan) -> None:
         if self.ranges is None:
-            self.record.components = write(draft, draft.plan())
+            self.record.components = write(draft, plan)
         else:
-            settled = settle(draft, roles, self.ranges, self._gone)
+            settled = settle(draft, roles, plan, self.ranges, self._gone)
             self.record.settled = settled.resolution.decisions
             self.record.account = Account(assignments=settled.resolution.assignments, ranges=settled.ranges)
             self.record.components = write(draft, settled.plan, settled.presets)
@@ -291,8 +292,8 @@ def _kept_float(model: GraphModule, in_place: set[Node]) -> dict[Node, str]:
 
 def draw_up(draft: Draft, roles: Roles) -> Trees:
     """Put every place of the graph in a cell: outputs first, then movement, then what ops read."""
-    for node in roles.of:
-        role, config = roles.role(node), roles.configs[node]
+    for node, role in roles.of.items():
+        config = roles.configs[node]
         if role is Role.BLOCK:
             annotate_block_output(draft, roles.blocks[node], config)
         elif role is Role.OWN:
@@ -302,8 +303,8 @@ def draw_up(draft: Draft, roles: Roles) -> Trees:
     trees = find_trees(roles)
     for tree in trees.by_root.values():
         annotate_tree(draft, tree, roles)
-    for node in roles.of:
-        role, config = roles.role(node), roles.configs[node]
+    for node, role in roles.of.items():
+        config = roles.configs[node]
         if role is Role.BLOCK:
             _read_block(draft, roles.blocks[node], trees, config)
         elif role is Role.OWN:

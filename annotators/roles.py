@@ -43,7 +43,9 @@ class Role(Enum):
 
 
 IMAGE_RANK = 4  # [N, C, H, W]
-MOVEMENTS = frozenset({Role.MOVE, Role.SELECT})
+MOVEMENTS = (Role.MOVE, Role.SELECT)
+_QUANTIZED_OPS = (Role.BLOCK, Role.INSIDE, Role.OWN)
+_PASSING = (*MOVEMENTS, Role.JOIN)
 _FLOAT_OPERANDS = {  # operands that are activations, by position; all tensors where an op is not listed
     "layer_norm": (0,),
     "native_layer_norm": (0,),
@@ -70,7 +72,7 @@ class Roles:
 
     def is_quantized_op(self, node: Node) -> bool:
         """Tell whether the node computes on quantized inputs (movement and joins merely pass values on)."""
-        return self.role(node) in {Role.BLOCK, Role.INSIDE, Role.OWN}
+        return self.role(node) in _QUANTIZED_OPS
 
 
 def activations(node: Node) -> list[Node]:
@@ -101,7 +103,7 @@ def assign_roles(model: GraphModule, config_of: Callable[[Node], BackendConfig |
             if role is not None:
                 roles.of[node] = role
                 roles.configs[node] = config
-    _drop_idle_movement(model, roles)
+    _drop_idle_movement(roles)
     return roles
 
 
@@ -111,7 +113,11 @@ def _take_block(
     weighted = head_rule(head, config) is not None
     if not weighted and not _is_residual_head(head, config):
         return False
-    block = find_block(head, config, lambda node: node not in roles.of and config_of(node) == config)
+
+    def accepts(node: Node) -> bool:
+        return node not in roles.of and ((theirs := config_of(node)) is config or theirs == config)
+
+    block = find_block(head, config, accepts)
     if not weighted and len(block.members) == 1:
         return False
     for member in block.members:
@@ -132,18 +138,21 @@ def _plain_role(node: Node, config: BackendConfig) -> Role | None:
     name, rules = op_name(node), config.ops
     if name == "getitem":
         return _getitem_role(node, config)
-    if is_constant(node) or (not is_float_tensor(node) and not isinstance(value_of(node), (tuple, list))):
+    selects = name in rules.selects
+    if not (selects or name in rules.shared or name in rules.joins or name in rules.own) or is_constant(node):
         return None
-    source = moved(node)
-    if name in rules.shared | rules.selects and source is not None and is_float_tensor(source):
-        if not is_float_tensor(node):
-            return Role.TUPLE
-        return Role.SELECT if name in rules.selects else Role.MOVE
-    if name in rules.joins and is_float_tensor(node):
+    is_float = is_float_tensor(node)
+    if not is_float and not isinstance(value_of(node), (tuple, list)):
+        return None
+    if selects or name in rules.shared:
+        source = moved(node)
+        if source is not None and is_float_tensor(source):
+            return Role.TUPLE if not is_float else Role.SELECT if selects else Role.MOVE
+    if not is_float:
+        return None
+    if name in rules.joins:
         return Role.JOIN
-    if name in rules.own and is_float_tensor(node) and activations(node) and pools_as_asked(node, config):
-        return Role.OWN
-    return None
+    return Role.OWN if name in rules.own and activations(node) and pools_as_asked(node, config) else None
 
 
 def pools_as_asked(node: Node, config: BackendConfig) -> bool:
@@ -171,14 +180,13 @@ def _getitem_role(node: Node, config: BackendConfig) -> Role | None:
     return Role.MOVE if name in config.ops.shared and node.args[1] == 0 else None
 
 
-def _drop_idle_movement(model: GraphModule, roles: Roles) -> None:
+def _drop_idle_movement(roles: Roles) -> None:
     """Leave movement and joins float where they only carry values between float ops.
 
     Value-preserving nodes that hang together are one island. It is quantized if a quantized op writes or reads it,
     or if it touches nothing but the graph's inputs, outputs and constants (quantized IO); an island among float
     ops would only lose precision.
     """
-    passing = MOVEMENTS | {Role.JOIN}
     island: dict[Node, Node] = {}
 
     def find(node: Node) -> Node:
@@ -187,7 +195,7 @@ def _drop_idle_movement(model: GraphModule, roles: Roles) -> None:
             node = island[node]
         return node
 
-    nodes = [n for n in model.graph.nodes if roles.role(n) in passing]
+    nodes = [node for node, role in roles.of.items() if role in _PASSING]
     island.update({node: node for node in nodes})
     for node in nodes:
         for source in _sources(node, roles):
@@ -206,8 +214,8 @@ def _drop_idle_movement(model: GraphModule, roles: Roles) -> None:
         found = touches[find(node)]
         if found and not any(found):
             del roles.of[node]
-    for node in model.graph.nodes:
-        if roles.role(node) is Role.TUPLE and not any(roles.role(u) in MOVEMENTS for u in node.users):
+    for node in [node for node, role in roles.of.items() if role is Role.TUPLE]:
+        if not any(roles.role(u) in MOVEMENTS for u in node.users):
             del roles.of[node]
 
 

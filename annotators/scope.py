@@ -134,6 +134,8 @@ class Scope:
 
     def config_of(self, node: Node) -> BackendConfig | None:
         """Return the config that applies to the node, or None to leave it float."""
+        if not self.rules:
+            return self.default
         if node not in self._known:
             self._known[node] = self._look_up(node)
         return self._known[node]

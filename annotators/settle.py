@@ -42,15 +42,14 @@ class Settled:
     ranges: dict[str, Range]
 
 
-def settle(draft: Draft, roles: Roles, table: RangeTable, gone: Iterable[str] = ()) -> Settled:
+def settle(draft: Draft, roles: Roles, plan: Plan, table: RangeTable, gone: Iterable[str] = ()) -> Settled:
     """Decide everything from the table's ranges and redraw the draft accordingly.
 
-    `gone` are nodes that the table may name although the graph lost them before annotation.
+    `plan` is the draft's; `gone` are nodes that the table may name although the graph lost them before annotation.
 
     Raises:
         MissingRangeError: if the table lacks a tensor that is to be quantized, or names one that isn't there.
     """
-    plan = draft.plan()
     estimators = _estimators(draft, plan, table, gone)
     ranges: dict[str, Range] = {}
     exact: dict[str, Range] = {}
@@ -76,7 +75,7 @@ def _estimators(draft: Draft, plan: Plan, table: RangeTable, gone: Iterable[str]
     found: dict[str, Estimator] = {}
     for name, cell in cells.items():
         constant = set(cell.values) <= set(constants)
-        found[name] = MinMaxEstimator() if constant else make_estimator(draft.configs[name].activation)
+        found[name] = MinMaxEstimator() if constant else make_estimator(draft.cells[name].config.activation)
         entry = cell_entry(cell.values, table, constants)
         if entry is not None:
             found[name].absorb(entry.estimator())
@@ -103,7 +102,7 @@ def _redraw(draft: Draft, roles: Roles, resolution: Resolution) -> None:
 
 def _in_transit(place: Place, roles: Roles) -> bool:
     """Tell whether the place is a movement's output, or an edge to one: still the root's own values."""
-    return isinstance(place, Node) or roles.role(place[1]) in MOVEMENTS | {Role.TUPLE}
+    return isinstance(place, Node) or roles.role(place[1]) in (*MOVEMENTS, Role.TUPLE)
 
 
 def _settled_cells(draft: Draft, plan: Plan, resolution: Resolution) -> dict[str, Cell]:

@@ -48,19 +48,22 @@ def transform(model: GraphModule, config_of: Callable[[Node], BackendConfig | No
     biases: set[str] = set()
     memory = Memory(model) if any(is_in_place(node) for node in model.graph.nodes) else None
     for node in list(model.graph.nodes):
-        if node.op != "call_function" or not op_name(node) or op_name(node) == "getitem":
+        name = op_name(node)
+        if not name or name == "getitem":
             continue
-        changed |= _make_positional(node)
+        if node.kwargs:
+            changed |= _make_positional(node)
         exported_as, config = node.target, config_of(node)
         if memory is not None:
             changed |= memory.make_functional(node)
-        if config is not None and config.ops.constants and not is_in_place(node):
+        if config is not None and name in _SCALAR_OPS and config.ops.constants and not is_in_place(node):
             changed |= _lift_scalar(model, node, config)
-        if config is not None and config.bias.kind is BiasKind.FLOAT and not config.is_qat:
+        if config is not None and name in HEADS and config.bias.kind is BiasKind.FLOAT and not config.is_qat:
             changed |= _own_bias(model, node, biases)
         _remember(node, exported_as)
-    for node in reversed(list(model.graph.nodes)):  # from the last clamp of a row, which swallows the others
-        if node.op == "call_function" and config_of(node) is not None and not is_in_place(node):
+    clamps = [node for node in model.graph.nodes if clamp_bounds(node) is not None]
+    for node in reversed(clamps):  # from the last clamp of a row, which swallows the others
+        if config_of(node) is not None and not is_in_place(node):
             exported_as = node.target
             changed |= _spell_clamp(node, config_of)
             _remember(node, exported_as)

@@ -27,7 +27,7 @@ from .conversion import (
     PlannedPerChannelFakeQuantize,
     PlannedPerChannelObserver,
 )
-from .graph import constant_tensor, is_constant, operands, users, where
+from .graph import constant_tensor, is_constant, users, where
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -79,17 +79,16 @@ def write(draft: Draft, plan: Plan, presets: dict[str, Estimator] | None = None)
     specs = _Specs(draft, plan, presets or {})
     for node in draft.model.graph.nodes:
         inputs: dict[Node, QuantizationSpecBase | None] = {}
-        for value in operands(node):
-            spec = specs.at((value, node))
-            if spec is not None:
+        for value in node.all_input_nodes:
+            if (spec := specs.at((value, node))) is not None:
                 inputs[value] = spec
         output = specs.at(node)
         if inputs or output is not None:
             node.meta[Q_ANNOTATION_KEY] = QuantizationAnnotation(
                 input_qspec_map=inputs, output_qspec=output, allow_implicit_sharing=False, _annotated=True
             )
-            cell = next(c for place in [node, *((v, node) for v in inputs)] if (c := draft.places.get(place)))
-            claim(node, draft.configs[cell].marker)
+            cell = draft.places[node] if output is not None else draft.places[next(iter(inputs)), node]
+            claim(node, draft.cells[cell].config.marker)
     return specs.components
 
 
@@ -143,6 +142,7 @@ class _Specs:
         self.draft = draft
         self.presets = presets
         self.anchors: dict[str, Place] = {}
+        self.shared: dict[str, SharedQuantizationSpec] = {}
         self.outputs: dict[str, list[Node]] = {}
         for place, cell in draft.places.items():
             if isinstance(place, Node):
@@ -152,26 +152,28 @@ class _Specs:
         self.component_of: dict[str, Component] = {}
         for part in plan.components():
             first = next(iter(part.cells))
-            component = Component(part, draft.configs[first].on_uncalibrated, registry)
+            component = Component(part, draft.cells[first].config.on_uncalibrated, registry)
             self.components.append(component)
             self.component_of |= dict.fromkeys(part.cells, component)
 
     def at(self, place: Place) -> QuantizationSpecBase | None:
         cell = self.draft.places.get(place)
+        if cell is None:
+            return None
+        if (shared := self.shared.get(cell)) is not None:
+            return shared
         if cell in self.draft.foreign:
             return None if place is self.draft.foreign[cell] else SharedQuantizationSpec(self.draft.foreign[cell])
-        if cell is None or cell not in self.component_of:
+        if cell not in self.component_of:
             return None
-        anchor = self.anchors.setdefault(cell, place)
-        if anchor is not place:
-            return SharedQuantizationSpec(anchor)
+        self.anchors[cell], self.shared[cell] = place, SharedQuantizationSpec(place)
         if cell in self.draft.biases:
             return self._bias(cell)
         weight = self.draft.weights.get(cell)
         return self._weight(cell, weight) if weight else self._activation(cell)
 
     def _activation(self, cell: str) -> QuantizationSpec:
-        config = self.draft.configs[cell]
+        config = self.draft.cells[cell].config
         scheme = self.component_of[cell].plan.cells[cell].scheme
         constant = self._is_constant(cell)
         preset = self.presets.get(cell)
@@ -188,7 +190,7 @@ class _Specs:
     def _shown_constant(self, observer: nn.Module, cell: str) -> nn.Module:
         """Show a constant to its observer at once: calibration has nothing to add, in training it moves."""
         place = self.anchors[cell]
-        if isinstance(place, tuple) and not self.draft.configs[cell].is_qat:
+        if isinstance(place, tuple) and not self.draft.cells[cell].config.is_qat:
             value = constant_tensor(self.draft.model, place[0])
             if value is not None:
                 observer(value)

@@ -11,6 +11,7 @@ All tensors are registered buffers; the component is plain Python and travels wi
 from __future__ import annotations
 
 import warnings
+from functools import cached_property
 from typing import TYPE_CHECKING, Final, Literal
 
 import torch
@@ -54,10 +55,16 @@ class Component:
         self.registry = registry if registry is not None else []
         self.frozen: Resolution | None = None
         self._resolved: Resolution | None = None
-        self._parts = plan.components(following=False)
-        self._part_of = {name: index for index, part in enumerate(self._parts) for name in part.cells}
         self._resolved_parts: dict[int, Resolution] = {}
         self._warned: set[str] = set()
+
+    @cached_property
+    def _parts(self) -> tuple[Plan, ...]:
+        return self.plan.components(following=False)
+
+    @cached_property
+    def _part_of(self) -> dict[str, int]:
+        return {name: index for index, part in enumerate(self._parts) for name in part.cells}
 
     def add(self, observer: RangeObserver) -> None:
         """Take in the observer of a cell."""
@@ -68,7 +75,8 @@ class Component:
     def touch(self, cell: str) -> None:
         """Note that the observer of a cell changed, so that the next question is answered afresh."""
         self._resolved = None
-        self._resolved_parts.pop(self._part_of[cell], None)
+        if self._resolved_parts:
+            self._resolved_parts.pop(self._part_of[cell], None)
 
     def freeze(self) -> None:
         """Keep today's decisions, whatever is observed from now on (for the end of a training)."""

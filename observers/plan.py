@@ -167,17 +167,15 @@ class Plan:
                 name = parent[name]
             return name
 
-        def join(names: list[str]) -> None:
-            for name in names[1:]:
-                parent[find(name)] = find(names[0])
-
-        linked = [[name, *sorted(c.follows & self.cells.keys())] for name, c in self.cells.items() if following]
+        linked = [[name, *c.follows] for name, c in self.cells.items() if following and c.follows]
         linked += [family_cells(family) for family in self.families]
         linked += [[j.output, *(i.cell for i in j.inputs)] for j in self.joins]
         linked += [list(hoist.costs) for hoist in self.hoists]
         linked += [list(link) for link in self.links]
-        for names in linked:
-            join(names)
+        for first, *others in linked:
+            for name in others:
+                if name in parent:  # what a cell follows may lie in another plan
+                    parent[find(name)] = find(first)
         parts: dict[str, _Part] = {}
         for name, cell in self.cells.items():
             parts.setdefault(find(name), _Part()).cells[name] = cell
