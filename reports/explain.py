@@ -90,18 +90,23 @@ class Member:
     given: tuple[QParams, ...]
 
 
-def sharing_members(record: Record) -> list[Member]:
-    """Return the quantized tensors that decisions were about, each once."""
+def sharing_members(record: Record) -> list[list[Member]]:
+    """Return the quantized tensors that each decision was about, as it left them: at a join, requantized for it."""
     reader = _Reader("", record)
     found = []
-    for name in dict.fromkeys(name for decision in reader.decisions for name, _ in decision.ranges):
-        assigned, seen = reader.assignments.get(name), reader.range_of(name)
-        if assigned is None or assigned.qparams is None or seen is None:
-            continue
-        cell = reader.plan.cells[name]
-        own = cell.fixed or choose_qparams(seen, cell.scheme, cell.contract)
-        given = tuple(filter(None, (assigned.through, assigned.qparams)))
-        found.append(Member(name, cell.values, own, given))
+    for decision in reader.decisions:
+        names = [name for name, _ in decision.ranges]
+        joined = reader.qparams_of(names[0]) if decision.kind == "join" and names else []
+        members = []
+        for name in names:
+            seen, given = reader.range_of(name), reader.qparams_of(name)
+            if seen is None or not given:
+                continue
+            cell = reader.plan.cells[name]
+            own = cell.fixed or choose_qparams(seen, cell.scheme, cell.contract)
+            given += joined if joined != given else []
+            members.append(Member(name, cell.values, own, tuple(given)))
+        found.append(members)
     return found
 
 
@@ -200,6 +205,11 @@ class _Reader:
             numbers=self._numbers(name),
             range=(whole.min, whole.max) if whole else None,
         )
+
+    def qparams_of(self, cell: str) -> list[QParams]:
+        """Return the qparams that a cell's values are rounded to, one after the other; none where it is float."""
+        assigned = self.assignments.get(cell)
+        return [] if assigned is None else [each for each in (assigned.through, assigned.qparams) if each is not None]
 
     def range_of(self, cell: str) -> Range | None:
         """Return the range of a cell as observed, or None."""

@@ -222,7 +222,7 @@ class Explanation:
             "joins": status[Status.JOINED],
             "ops float": status[Status.FLOAT],
             "edges requantized": sum(edge.requantized for op in self.ops for edge in op.inputs),
-            "groups of several cells": sum(len(group.cells) > 1 for group in self.groups.values()),
+            "groups of several tensors": sum(len(group.cells) > 1 for group in self.groups.values()),
             "decisions to look at": sum(decision.finding for decision in self.decisions),
         }
 

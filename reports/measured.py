@@ -69,15 +69,16 @@ class Measurement:
         outputs: the model's float outputs.
         tensors: the float tensors that both graphs have, in graph order; one read through several qparams comes
             several times.
-        losses_db: cell -> by how much its rounding noise grew because it shares qparams or passes a wide root,
-            measured on the float graph's values; beside `Decision.losses_db`, which is predicted.
+        losses_db: for each decision, in order: cell -> by how much its rounding noise grows by what was decided (it
+            shares qparams, passes a wide root, is requantized for a join), measured on the float graph's values.
+            Stands beside `Decision.losses_db`, which is predicted. None for the graphs of other quantizers.
         unmatched: nodes of the quantized graph, other than quantize and dequantize, that the float one lacks.
     """
 
     batches: int
     outputs: tuple[OutputSqnr, ...]
     tensors: tuple[TensorSqnr, ...]
-    losses_db: dict[str, float]
+    losses_db: tuple[dict[str, float], ...]
     unmatched: tuple[str, ...] = ()
 
     @property

@@ -1,220 +1,215 @@
-"""One HTML page on what was decided and found: it holds all that it shows, and needs neither network nor scripts."""
+"""One HTML page on what was decided, measured and found: it holds all that it shows, and needs no network."""
 
 from __future__ import annotations
 
+import math
 from html import escape
 from typing import TYPE_CHECKING, Final
 
-from .axis import Axis
-from .style import GROUP_COLOURS, STYLE
+from .decisions import decision_card
+from .explanation import Status
+from .html import Cell, chip, decibel_cell, heading, place, qparams, table
+from .measured import decibels
+from .overview import level, overview
+from .script import POLICY, SCRIPT
+from .style import STYLE
+from .words import ROOT, counted, said
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Iterator
 
     from ..checks import Report
-    from ..observers.rules import Decision
     from .explanation import Explanation, FusedBlock, Op
+    from .measured import Measurement
 
 _MODULES: Final = 16  # foldable lists of ops, at most, unless the model has more modules side by side
+_SHOWN: Final = frozenset({Status.BLOCK, Status.QUANTIZED, Status.JOINED})  # the ops that have a row of SQNR
 
 
 def page(found: Explanation, report: Report | None = None, *, title: str = "") -> str:
-    """Return an explanation as one HTML page, with the findings of the checks if there are any."""
-    heading = title or "quantmark"
-    decisions = [_decision(found, decision) for decision in found.decisions]
-    parts = [
-        _header(found, report, heading),
-        _findings(report) if report is not None else "",
-        _messages(found.messages),
-        *(_decided(decisions) if decisions else []),
-        _blocks(found),
-        _modules(found),
-    ]
-    body = "\n".join(part for part in parts if part)
+    """Return an explanation as one HTML page, with the findings of the checks if there are any.
+
+    SQNR stands beside the predicted losses where it was measured: see `explain` and `measure_sqnr`.
+    """
+    name = title or "quantmark"
+    modules = _by_prefix(found)
+    anchors = {op.node: f"op{index}" for index, op in enumerate(found.ops)}
+    module_of = {op.node: module or ROOT for module, ops in modules.items() for op in ops} if len(modules) > 1 else {}
+    headings = module_of | {block.output: module_of[block.members[0][0]] for block in found.blocks if module_of}
+    sections = {
+        "Findings": _findings(report) if report is not None else "",
+        "Messages": _messages(found.messages),
+        "Accuracy": _accuracy(found, found.measured) if found.measured is not None else "",
+        "Graph": _graph(found, anchors, headings),
+        "Branches and joins": _decided(found),
+        "Blocks": _blocks(found),
+        "Every op": _modules(found, modules, anchors),
+    }
+    present = {heading: section for heading, section in sections.items() if section}
+    body = "\n".join([_header(found, report, name), _contents(present), *present.values()])
     return (
         f'<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
+        f'<meta http-equiv="Content-Security-Policy" content="{POLICY}">'
         f'<meta name="viewport" content="width=device-width, initial-scale=1">'
-        f"<title>{escape(heading)}: quantization</title><style>{STYLE}</style></head>\n"
-        f'<body><input type="checkbox" id="log" aria-label="logarithmic axes"><main>\n{body}\n</main></body></html>\n'
+        f"<title>{escape(name)}: quantization</title><style>{STYLE}</style></head>\n"
+        f'<body><input type="checkbox" id="log" aria-label="logarithmic axes"><main>\n{body}\n</main>'
+        f"<script>{SCRIPT}</script></body></html>\n"
     )
 
 
-def _header(found: Explanation, report: Report | None, heading: str) -> str:
+def _header(found: Explanation, report: Report | None, name: str) -> str:
     seen, cells = found.observed
     state = "all ranges observed" if seen == cells else f"{seen} of {cells} activations observed"
     verdict = ""
     if report is not None:
-        verdict = _chip("safe", "good") if report.is_safe else _chip("unsafe", "error")
-    tiles = "".join(f"<li><b>{count}</b><span>{what}</span></li>" for what, count in found.counts().items() if count)
+        verdict = chip("safe", "good") if report.is_safe else chip("unsafe", "error")
+    tiles = "".join(f"<li><b>{n}</b><span>{said(n, what)}</span></li>" for what, n in found.counts().items() if n)
+    measured = found.measured
+    if measured is not None and measured.outputs:
+        several = "lowest SQNR of an output" if len(measured.outputs) > 1 else "SQNR of the output"
+        worst = decibels(measured.worst_db)
+        unit = " dB" if math.isfinite(measured.worst_db) else ""
+        tile = f'<li class="first"><b class="{level(measured.worst_db)}">{worst}{unit}</b><span>{several}</span></li>'
+        tiles = tile + tiles
     return (
-        f'<header><div class="head"><h1>{escape(heading)}</h1>{verdict}</div>'
-        f'<p class="soft">for {escape(found.backend or "no global config")}, {len(found.ops)} ops, {state}</p>'
-        f'<ul class="tiles">{tiles}</ul></header>'
+        f'<header><div class="head"><h1>{escape(name)}</h1>{verdict}</div>'
+        f'<p class="soft">for {escape(found.backend or "no global config")}, {counted(len(found.ops), "ops")}, '
+        f'{state}</p><ul class="tiles">{tiles}</ul></header>'
     )
+
+
+def _anchor(text: str) -> str:
+    return text.lower().replace(" ", "-")
+
+
+def _contents(sections: dict[str, str]) -> str:
+    links = "".join(f'<a href="#{_anchor(text)}">{text}</a>' for text in sections)
+    return f'<nav aria-label="Sections">{links}</nav>'
 
 
 def _findings(report: Report) -> str:
     rows = [
         (
-            _chip(finding.severity.value, finding.severity.value),
+            chip(finding.severity.value, finding.severity.value),
             f"<code>{escape(finding.code)}</code>",
-            _place(finding.node, finding.module_path),
+            place(finding.node, finding.module_path),
             f"{escape(finding.message)}. <span class=soft>{escape(finding.mend)}.</span>",
         )
         for finding in report.findings
     ]
-    table = _table(("", "code", "node", "finding"), rows) if rows else ""
-    return f"<h2>Findings</h2><p class=soft>{escape(report.summary())}</p>{table}"
+    listed = table(("severity", "code", "node", "finding"), rows, label="Findings", sort=True) if rows else ""
+    return f"{heading('Findings', 'findings')}<p class=soft>{escape(report.summary())}</p>{listed}"
 
 
 def _messages(messages: tuple[str, ...]) -> str:
     items = "".join(f'<div class="card look">{escape(message)}</div>' for message in messages)
-    return f"<h2>Messages</h2>{items}" if items else ""
+    return f"{heading('Messages', 'messages')}{items}" if items else ""
 
 
-# -- decisions ------------------------------------------------------------------------------------------------
-
-
-def _decided(cards: list[str]) -> list[str]:
-    switch = '<label for="log" class="switch" aria-hidden="true"><span>linear</span><span>log</span></label>'
-    return [f'<div class="title"><h2>Branches and joins</h2>{switch}</div>', *cards]
-
-
-def _decision(found: Explanation, decision: Decision) -> str:
-    rejected = "".join(
-        f"<li>not <b>{escape(outcome.lower())}</b>: {escape(why)}</li>" for outcome, why in decision.rejected
-    )
-    notes = "".join(f"<li>{escape(note)}</li>" for note in decision.notes)
-    more = f"<ul>{rejected}{notes}</ul>" if rejected or notes else ""
-    loss = (
-        f'<span class="chip">worst predicted loss {decision.worst_loss_db:.2f} dB</span>' if decision.losses_db else ""
-    )
-    look = _chip("costs more than its budget", "warning") if decision.finding else ""
-    return (
-        f'<section class="card{" look" if decision.finding else ""}"><div class="head">'
-        f"<h3><code>{escape(decision.where)}</code></h3>{_chip(decision.kind)}"
-        f"{_chip(decision.outcome.value, 'outcome')}{loss}{look}</div>"
-        f"<p>{escape(decision.reason)}</p>{more}{_plot(found, decision)}</section>"
-    )
-
-
-def _plot(found: Explanation, decision: Decision) -> str:
-    """Return the members' ranges as bars on one axis, linear and logarithmic, coloured by group."""
-    if not decision.ranges:
+def _decided(found: Explanation) -> str:
+    if not found.decisions:
         return ""
-    ranges = [range_ for _, range_ in decision.ranges]
-    linear, log = Axis.of(ranges), Axis.of(ranges, log=True)
-    group_of = _group_numbers(found, decision)
-    losses = dict(decision.losses_db)
-    rows = []
-    for name, (low, high) in decision.ranges:
-        index = group_of.get(name)
-        colour = "float-bar" if index is None else f"g{index % GROUP_COLOURS}"
-        places = f"--a:{linear.percent(low):.2f};--w:{linear.percent(high) - linear.percent(low):.2f};"
-        places += f"--la:{log.percent(low):.2f};--lw:{log.percent(high) - log.percent(low):.2f}"
-        group = (
-            "float" if index is None else f'<b class="t{index % GROUP_COLOURS}">{_group_name(found, name, index)}</b>'
-        )
-        loss = f"{losses[name]:.2f} dB" if name in losses and index is not None else ""
-        rows.append(
-            f'<div class="row"><code class="name" title="{escape(name)}">{escape(_label(name))}</code>'
-            f'<div class="track">{_zero(linear, log)}<div class="bar {colour}" style="{places}"></div></div>'
-            f'<div class="numbers"><span>[{low:.4g}, {high:.4g}]</span><span class="group">{group}</span>'
-            f'<span class="loss">{loss}</span></div></div>'
-        )
-    ticks = "".join(_ticks(linear, "linear")) + "".join(_ticks(log, "log"))
-    rows.append(f'<div class="row"><span class="name"></span><div class="axis">{ticks}</div></div>')
-    return f'<div class="plot">{"".join(rows)}</div>'
+    switch = '<label for="log" class="switch" aria-hidden="true"><span>linear</span><span>log</span></label>'
+    title = f'<div class="title">{heading("Branches and joins", "branches-and-joins")}{switch}</div>'
+    return "\n".join([title, *(decision_card(found, index) for index in range(len(found.decisions)))])
 
 
-def _group_name(found: Explanation, cell: str, number: int) -> str:
-    """Return "group 1", with its dtype where that is not int8."""
-    numbers = next((group.numbers for group in found.groups.values() if cell in group.cells), None)
-    dtype = "" if numbers is None or numbers.dtype == "int8" else f"{numbers.dtype} "
-    return f"{dtype}group {number + 1}"
+# -- accuracy -------------------------------------------------------------------------------------------------
 
 
-def _group_numbers(found: Explanation, decision: Decision) -> dict[str, int]:
-    """Return the number of each quantized member's group, from 0: the decision's groups first, then any others."""
-    group_of = {cell: name for name, group in found.groups.items() for cell in group.cells}
-    members = [name for group in decision.groups for name in group]
-    members += [name for name, _ in decision.ranges if name not in members]
-    numbers: dict[str, int] = {}
-    for name in members:
-        if name in group_of:
-            numbers.setdefault(group_of[name], len(numbers))
-    return {name: numbers[group_of[name]] for name in members if name in group_of}
+def _accuracy(found: Explanation, measured: Measurement) -> str:
+    about = (
+        "Signal to quantization noise, float graph against quantized graph, "
+        f"on {counted(measured.batches, 'batches')}. Rounding alone: what the tensor's own rounding would leave "
+        "if all else were float. 6.02 dB is one bit."
+    )
+    listed = table(
+        ("tensor", "what", "read as", "SQNR dB", "rounding alone dB"),
+        _sqnr_rows(found, measured),
+        label="SQNR per output, block and op",
+        sort=True,
+    )
+    return f"{heading('Accuracy', 'accuracy')}<p class=soft>{about}</p>{listed}"
 
 
-def _zero(linear: Axis, log: Axis) -> str:
-    return f'<div class="zero" style="--a:{linear.percent(0.0):.2f};--la:{log.percent(0.0):.2f}"></div>'
+def _sqnr_rows(found: Explanation, measured: Measurement) -> Iterator[tuple[Cell | str, ...]]:
+    titles = {block.output: block.title for block in found.blocks}
+    ops = {op.node: op for op in found.ops}
+    for output in measured.outputs:
+        module = ops[output.node].module if output.node in ops else ""
+        what = f"<b>output {output.index}</b>"
+        yield place(output.node, module), what, "", decibel_cell(output.sqnr_db, meter=True), Cell("", math.nan)
+    for op in found.ops:
+        if op.status not in _SHOWN:
+            continue
+        readings = measured.readings(op.node)
+        for each in [reading for reading in readings if reading.numbers is not None] or readings:
+            yield (
+                place(op.node, op.module),
+                escape(titles.get(op.node, op.op)),
+                f"<span class=mono>{escape(str(each.numbers))}</span>"
+                if each.numbers
+                else "<span class=soft>float</span>",
+                decibel_cell(each.sqnr_db, meter=True),
+                decibel_cell(each.rounding_db),
+            )
 
 
-def _ticks(axis: Axis, kind: str) -> Iterator[str]:
-    for tick in axis.ticks():
-        yield f'<span class="tick {kind}" style="--a:{axis.percent(tick):.2f}">{tick:g}</span>'
+# -- graph ----------------------------------------------------------------------------------------------------
 
 
-def _label(cell: str) -> str:
-    """Return the name of a cell without what only tells schemes apart."""
-    return cell.partition("@")[0]
+_KINDS: Final = (
+    ("block", "fused block"),
+    ("quantized", "quantized op"),
+    ("shared", "shares its qparams"),
+    ("moved", "qparams pass through"),
+    ("joined", "join"),
+    ("float", "float"),
+)
+
+
+def _graph(found: Explanation, anchors: dict[str, str], headings: dict[str, str]) -> str:
+    if not found.ops:
+        return ""
+    marks = "".join(f'<span><i class="key {kind}"></i>{text}</span>' for kind, text in _KINDS)
+    lines = '<span><i class="line f"></i>read in float</span><span><i class="line r"></i>requantized</span>'
+    return (
+        f'{heading("Graph", "graph")}<div class="legend">{marks}{lines}</div>'
+        f'<div class="scroll map-box" role=region tabindex=0 aria-label="Graph">'
+        f"{overview(found, anchors, headings)}</div>"
+    )
 
 
 # -- blocks and ops -------------------------------------------------------------------------------------------
 
 
 def _blocks(found: Explanation) -> str:
-    rows = [
-        (
-            _place(block.output, block.module),
+    if not found.blocks:
+        return ""
+    headings = ["output", "block", "contract", "saturation", "output qparams"]
+    unfused, measured = any(block.unfused for block in found.blocks), found.measured
+    headings += ["SQNR dB"] * (measured is not None) + ["not fused, because"] * unfused
+    rows = []
+    for block in found.blocks:
+        row: list[Cell | str] = [
+            place(block.output, block.module),
             escape(block.title),
             f"<span class=mono>{escape(block.contract)}</span>" if block.contract else "<span class=soft>none</span>",
             _holds(block),
-            _qparams(found, block.group),
-            f"<span class=soft>{escape(block.unfused)}</span>" if block.unfused else "",
-        )
-        for block in found.blocks
-    ]
-    if not rows:
-        return ""
-    headings = ("output", "block", "contract", "saturation", "output qparams", "not fused, because")
-    kept = [index for index in range(len(headings)) if index < 5 or any(row[5] for row in rows)]
-    return f"<h2>Blocks</h2>{_table([headings[i] for i in kept], ([row[i] for i in kept] for row in rows))}"
+            qparams(found, block.group),
+        ]
+        row += [decibel_cell(measured.of(block.output))] if measured is not None else []
+        row += [f"<span class=soft>{escape(block.unfused)}</span>"] if unfused else []
+        rows.append(row)
+    return f"{heading('Blocks', 'blocks')}{table(headings, rows, label='Blocks', sort=True)}"
 
 
 def _holds(block: FusedBlock) -> str:
     if not block.contract:
         return ""
     if block.holds is None:
-        return _chip("not observed" if block.group else "float")
-    return _chip("is the clamp", "good") if block.holds else _chip("is not the clamp", "error")
-
-
-def _qparams(found: Explanation, name: str) -> str:
-    group = found.groups.get(name)
-    if group is None or group.numbers is None:
-        return f"<span class=soft>{'float' if not name else 'not observed'}</span>"
-    numbers = group.numbers
-    text = f"<span class=mono>{escape(str(numbers))}</span>"
-    if numbers.channels > 1 or numbers.zero_point is None:
-        return text
-    low = numbers.scale * (numbers.quant_min - numbers.zero_point)
-    high = numbers.scale * (numbers.quant_max - numbers.zero_point)
-    return f'{text}<br><span class="soft mono">[{low:.4g}, {high:.4g}]</span>'
-
-
-def _modules(found: Explanation) -> str:
-    legend = "".join(
-        f'<span><i class="dot {kind}"></i>{text}</span>'
-        for kind, text in (
-            ("block", "quantized"),
-            ("fused", "inside a block"),
-            ("moved", "qparams pass through"),
-            ("float", "float"),
-        )
-    )
-    modules = "".join(_module(found, name, ops) for name, ops in _by_prefix(found).items())
-    return f'<h2>Every op, by module</h2><div class="legend">{legend}</div>{modules}'
+        return chip("not observed" if block.group else "float")
+    return chip("is the clamp", "good") if block.holds else chip("is not the clamp", "error")
 
 
 def _by_prefix(found: Explanation) -> dict[str, list[Op]]:
@@ -229,37 +224,33 @@ def _by_prefix(found: Explanation) -> dict[str, list[Op]]:
     return groups
 
 
-def _module(found: Explanation, name: str, ops: list[Op]) -> str:
-    dots = "".join(f'<i class="dot {op.status.value}" title="{escape(op.node)}"></i>' for op in ops)
-    rows = (
-        (
-            _place(op.node, op.module),
-            escape(op.op),
-            escape(op.status.value),
-            _qparams(found, op.output) if op.output else "",
-            escape("; ".join(op.why)),
+def _modules(found: Explanation, modules: dict[str, list[Op]], anchors: dict[str, str]) -> str:
+    legend = "".join(
+        f'<span><i class="dot {kind}"></i>{text}</span>'
+        for kind, text in (
+            ("block", "quantized"),
+            ("fused", "inside a block"),
+            ("moved", "qparams pass through"),
+            ("float", "float"),
         )
-        for op in ops
     )
-    count = f"{len(ops)} op{'s' if len(ops) > 1 else ''}"
+    listed = "".join(_module(found, name, ops, anchors) for name, ops in modules.items())
+    return f'{heading("Every op, by module", "every-op")}<div class="legend">{legend}</div>{listed}'
+
+
+def _module(found: Explanation, name: str, ops: list[Op], anchors: dict[str, str]) -> str:
+    dots = "".join(f'<i class="dot {op.status.value}" title="{escape(op.node)}"></i>' for op in ops)
+    measured = found.measured
+    headings = ["node", "op", "what", "output", *(["SQNR dB"] if measured is not None else []), "why"]
+    rows = []
+    for op in ops:
+        row: list[Cell | str] = [place(op.node, op.module), escape(op.op), escape(op.status.value)]
+        row.append(qparams(found, op.output) if op.output else "")
+        row += [decibel_cell(measured.of(op.node))] if measured is not None else []
+        rows.append([*row, escape("; ".join(op.why))])
+    label = name or ROOT
+    listed = table(headings, rows, label=f"Ops of {label}", ids=[anchors[op.node] for op in ops], sort=True)
     return (
-        f'<details><summary><code>{escape(name or "(root)")}</code> <span class="soft">{count}</span>'
-        f'<span class="strip">{dots}</span></summary>'
-        f"{_table(('node', 'op', 'what', 'output', 'why'), rows)}</details>"
+        f'<details><summary><code>{escape(label)}</code> <span class="soft">{counted(len(ops), "ops")}</span>'
+        f'<span class="strip">{dots}</span></summary>{listed}</details>'
     )
-
-
-def _place(node: str, module: str) -> str:
-    inside = f"<br><span class=soft>{escape(module)}</span>" if module else ""
-    return f"<code>{escape(node)}</code>{inside}"
-
-
-def _chip(text: str, kind: str = "") -> str:
-    return f'<span class="chip {kind}">{escape(text)}</span>'
-
-
-def _table(headings: Iterable[str], rows: Iterable[Iterable[str]]) -> str:
-    """Return a table; the cells are HTML already."""
-    head = "".join(f"<th scope=col>{escape(heading)}</th>" for heading in headings)
-    body = "".join(f"<tr>{''.join(f'<td>{cell}</td>' for cell in row)}</tr>" for row in rows)
-    return f'<div class="scroll"><table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>'

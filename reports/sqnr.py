@@ -105,6 +105,11 @@ class _Loss:
     own: float = 0.0
     given: float = 0.0
 
+    def add(self, member: Member, values: list[Tensor]) -> None:
+        for value in values:
+            self.own += _energy(_wide(value) - _rounded(value, [member.own]))
+            self.given += _energy(_wide(value) - _rounded(value, member.given))
+
     @property
     def db(self) -> float:
         if self.own == self.given:
@@ -121,7 +126,7 @@ class _Bench:
     batches: int = 0
     sums: dict[tuple[str, Node | None], _Sums] = field(default_factory=dict)
     outputs: dict[int, _Sums] = field(default_factory=dict)
-    losses: dict[str, _Loss] = field(default_factory=dict)
+    losses: dict[tuple[int, str], _Loss] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self.nodes = {node.name: node for node in self.quantized.graph.nodes}
@@ -153,8 +158,10 @@ class _Bench:
             return value
 
         wanted = tree_leaves(replay(self.reference, batch, keep))
-        for member in self.members:
-            self._share(member, [values[name] for name in member.values if name in values])
+        for index, members in enumerate(self.members):
+            for member in members:
+                loss = self.losses.setdefault((index, member.cell), _Loss())
+                loss.add(member, [values[name] for name in member.values if name in values])
         found = tree_leaves(replay(self.quantized, batch, compare))
         self._compare_outputs(wanted, found)
         self.batches += 1
@@ -182,12 +189,6 @@ class _Bench:
     def _sums(self, node: Node, quantize: Node | None) -> _Sums:
         return self.sums.setdefault((node.name, quantize), _Sums())
 
-    def _share(self, member: Member, values: list[Tensor]) -> None:
-        loss = self.losses.setdefault(member.cell, _Loss())
-        for value in values:
-            loss.own += _energy(_wide(value) - _rounded(value, [member.own]))
-            loss.given += _energy(_wide(value) - _rounded(value, member.given))
-
     def _compare_outputs(self, wanted: list[Any], found: list[Any]) -> None:
         if len(wanted) != len(found):
             raise InputError(f"the float model has {len(wanted)} outputs, the quantized one {len(found)}")
@@ -206,7 +207,10 @@ class _Bench:
                 for index, sums in sorted(self.outputs.items())
             ),
             tensors=tuple(self._tensor(name, quantize) for name, quantize in keys),
-            losses_db={cell: loss.db for cell, loss in self.losses.items()},
+            losses_db=tuple(
+                {cell: loss.db for (at, cell), loss in self.losses.items() if at == index}
+                for index in range(len(self.members))
+            ),
             unmatched=tuple(name for name, node in self.nodes.items() if self._is_unmatched(node)),
         )
 

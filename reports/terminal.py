@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, Literal
 
 from rich import box
 from rich.table import Table
 from rich.text import Text
+
+from .measured import decibels
+from .words import ROOT, counted, loss_words
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -24,15 +27,15 @@ _STYLES: Final = {
     "joined": "cyan",
     "float": "yellow",
 }
-_HEADINGS: Final = ("module", "node", "op", "what", "output", "why")
-_ROOT: Final = "(root)"
+_DECIBELS: Final = "SQNR dB"
 
 
 def tables(found: Explanation) -> Iterator[RenderableType]:
     """Yield the tables and lines of an explanation, for a rich console."""
     table = Table(box=box.SIMPLE_HEAD, title=_title(found), title_justify="left", title_style="bold")
-    for heading in _HEADINGS:
-        table.add_column(heading, overflow="fold", no_wrap=heading in {"what", "output"})
+    for heading in _headings(found):
+        side: Literal["right", "left"] = "right" if heading == _DECIBELS else "left"
+        table.add_column(heading, overflow="fold", no_wrap=heading in {"what", "output"}, justify=side)
     for row in _rows(found):
         table.add_row(*map(Text, row[:3]), Text(row[3], _STYLES[row[3]]), *map(Text, row[4:]))
     yield table
@@ -45,10 +48,10 @@ def tables(found: Explanation) -> Iterator[RenderableType]:
 
 def plain(found: Explanation) -> str:
     """Return an explanation as aligned plain text, one op a line."""
-    lines = [_title(found), *_aligned([_HEADINGS, *_rows(found)])]
+    lines = [_title(found), *_aligned([_headings(found), *_rows(found)])]
     if found.decisions:
-        rows = [(d.kind, d.where, d.outcome.value, _worst(d), _reason(d)) for d in found.decisions]
-        lines += ["", *_aligned([("decision", "on", "outcome", "worst loss", "why"), *rows])]
+        rows = [(d.kind, d.where, d.outcome.value, loss_words(d), _reason(d)) for d in found.decisions]
+        lines += ["", *_aligned([("decision", "on", "outcome", "largest loss", "why"), *rows])]
     lines += [f"! {message}" for message in found.messages]
     return "\n".join([*lines, "", _summary(found)])
 
@@ -56,14 +59,19 @@ def plain(found: Explanation) -> str:
 def _title(found: Explanation) -> str:
     seen, all_cells = found.observed
     state = "ranges observed" if seen == all_cells else f"{seen} of {all_cells} activations observed"
-    return f"{found.backend or 'no global config'}: {len(found.ops)} ops, {state}"
+    return f"{found.backend or 'no global config'}: {counted(len(found.ops), 'ops')}, {state}"
+
+
+def _headings(found: Explanation) -> tuple[str, ...]:
+    return ("module", "node", "op", "what", "output", *([_DECIBELS] if found.measured is not None else []), "why")
 
 
 def _rows(found: Explanation) -> Iterator[tuple[str, ...]]:
     for module, ops in found.modules().items():
         for index, op in enumerate(ops):
-            heading = (module or _ROOT) if index == 0 else ""
-            yield heading, op.node, op.op, op.status.value, _output(found, op), "; ".join(op.why)
+            heading = (module or ROOT) if index == 0 else ""
+            measured = [] if found.measured is None else [decibels(found.measured.of(op.node))]
+            yield heading, op.node, op.op, op.status.value, _output(found, op), *measured, "; ".join(op.why)
 
 
 def _output(found: Explanation, op: Op) -> str:
@@ -79,17 +87,13 @@ def _output(found: Explanation, op: Op) -> str:
 
 def _decision_table(found: Explanation) -> Table:
     table = Table(box=box.SIMPLE_HEAD, title="Decisions", title_justify="left", title_style="bold")
-    for heading in ("kind", "on", "outcome", "worst loss", "why"):
+    for heading in ("kind", "on", "outcome", "largest loss", "why"):
         table.add_column(heading, overflow="fold", ratio=2 if heading == "why" else None)
     for decision in found.decisions:
         style = "bold yellow" if decision.finding else ""
-        cells = (decision.kind, decision.where, decision.outcome.value, _worst(decision), _reason(decision))
+        cells = (decision.kind, decision.where, decision.outcome.value, loss_words(decision), _reason(decision))
         table.add_row(*map(Text, cells), style=style)
     return table
-
-
-def _worst(decision: Decision) -> str:
-    return f"{decision.worst_loss_db:.2f} dB" if decision.losses_db else ""
 
 
 def _reason(decision: Decision) -> str:
@@ -104,4 +108,8 @@ def _aligned(rows: list[tuple[str, ...]]) -> list[str]:
 
 
 def _summary(found: Explanation) -> str:
-    return ", ".join(f"{count} {what}" for what, count in found.counts().items() if count)
+    counts = ", ".join(counted(count, what) for what, count in found.counts().items() if count)
+    if found.measured is None or not found.measured.outputs:
+        return counts
+    outputs = ", ".join(f"{each.node} {decibels(each.sqnr_db)}" for each in found.measured.outputs)
+    return f"{counts}\nSQNR of the outputs in dB: {outputs}"

@@ -102,11 +102,21 @@ def test_measured_losses_agree_with_predicted_ones(ratio: float, near: float) ->
     x[:, 4:] *= ratio
     quantizer = BackendQuantizer(CONFIG).link("slice_1", "slice_2")
     done, found = measured(TwoBranches().eval(), [x], quantizer)
-    (decision,) = (each for each in explain(done.model).decisions if each.kind == "branches")
-    predicted = dict(decision.losses_db)
+    decisions = explain(done.model).decisions
+    (index,) = (at for at, each in enumerate(decisions) if each.kind == "branches")
+    predicted = dict(decisions[index].losses_db)
     assert max(predicted.values()) == pytest.approx(near, abs=0.1)
     for cell, loss in predicted.items():
-        assert found.losses_db[cell] == pytest.approx(loss, abs=0.3), cell
+        assert found.losses_db[index][cell] == pytest.approx(loss, abs=0.3), cell
+
+
+def test_an_operand_that_is_requantized_for_a_join_is_measured_there() -> None:
+    model, (x,) = packed()
+    done, found = measured(model, [x])
+    decisions = explain(done.model).decisions
+    (index,) = (at for at, each in enumerate(decisions) if each.kind == "join")
+    assert dict(decisions[index].losses_db)["relu"] > 15
+    assert found.losses_db[index]["relu"] == pytest.approx(dict(decisions[index].losses_db)["relu"], abs=2)
 
 
 def test_batch_norms_are_folded_on_both_sides() -> None:
@@ -139,7 +149,7 @@ def test_any_quantizers_output_can_be_measured() -> None:
     converted = convert_pt2e(prepared)
     found = measure_sqnr(model, converted, [x], progress=False)
     assert found.outputs[0].sqnr_db == pytest.approx(sqnr_db(model(x), converted(x)), rel=1e-5)
-    assert found.losses_db == {}
+    assert found.losses_db == ()
 
 
 class Counting(nn.Module):
