@@ -32,7 +32,7 @@ def quantize(
         data: calibration data: .npz, .safetensors, .pt (tensors only), or a folder of them, each file a batch. Arrays
             are named as the model's inputs, or in their order. Needed unless there are --ranges.
         ranges: a table that `ranges` measured, or that was written by hand; decides instead of the data.
-        report: one HTML page on what was done and why, and what the checks found.
+        report: one HTML page on what was done and why, SQNR on the data, and what the checks found.
     """
     config = backend_config(backend)
     if data is None and ranges is None:
@@ -41,16 +41,17 @@ def quantize(
         draft = files.enter_context(whole_file(output))
         page_draft = files.enter_context(whole_file(report)) if report else None
         program = load_program(model)
-        from .run import export_again, note, run_quantizer, save
+        from ..reports.words import counted
+        from .run import explained, export_again, note, run_quantizer, save
 
         done = run_quantizer(program, config, data, ranges)
         with step("Exporting the quantized model"):
             save(export_again(done, program), draft)
         if page_draft is not None:
-            from ..reports import explain
             from ..reports.page import page
 
-            page_draft.write_text(page(explain(done.quantizer), done.report, title=model.name), encoding="utf-8")
+            found = explained(done, program, data)
+            page_draft.write_text(page(found, done.report, title=model.name), encoding="utf-8")
     for message in done.record.messages:
         note(f"note: {message}")
     console = Console()
@@ -59,6 +60,7 @@ def quantize(
     else:
         console.out("\n".join(str(finding) for finding in done.report.findings), highlight=False)
     blocks, decisions = done.record.blocks, done.record.decisions
-    console.out(f"{len(blocks)} blocks, {len(decisions)} decisions; {done.report.summary()}", highlight=False)
+    counts = f"{counted(len(blocks), 'blocks')}, {counted(len(decisions), 'decisions')}"
+    console.out(f"{counts}; {done.report.summary()}", highlight=False)
     console.out("\n".join(str(path) for path in (output, report) if path is not None), highlight=False)
     return 0 if done.report.is_safe else UNSAFE

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
     from ..annotators.quantizer import BackendQuantizer
     from ..configs.base import BackendConfig
+    from ..reports import Explanation
     from ..workflow import Quantized
 
 
@@ -33,6 +34,18 @@ def run_quantizer(program: ExportedProgram, config: BackendConfig, data: Path | 
         from ..workflow import quantize
 
         return quantize(program, batches if batches is not None else (), BackendQuantizer(config, table))
+
+
+def explained(done: Quantized, program: ExportedProgram, data: Path | None) -> Explanation:
+    """Explain what was done to a program; with data, SQNR is measured on them too."""
+    with quiet():
+        from ..reports import explain
+        from ..workflow import measure_sqnr
+
+        measured = None
+        if data is not None:
+            measured = measure_sqnr(program, done, Calibration(data, model_inputs(program)))
+        return explain(done.model, measured)
 
 
 def annotate(program: ExportedProgram, config: BackendConfig) -> BackendQuantizer:

@@ -59,6 +59,8 @@ def test_from_a_program_to_a_checked_one(files: Path, tmp_path: Path, run: Run) 
     assert "0 errors" in done[1]
     assert done[1].splitlines()[-2:] == [str(out), str(page)]
     assert "Branches and joins" in page.read_text()
+    assert "SQNR of the output" in page.read_text()
+    assert re.search(r"^2 blocks, 2 decisions; ", done[1], re.MULTILINE)
     program = torch.export.load(out)
     model, (x,) = packed()
     assert quantmark.sqnr_db(model(x), program.module()(x)) > 25.0
