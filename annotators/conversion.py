@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import operator
 from dataclasses import replace
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, Final, cast
 
 import torch
 from torch.fx import Node
@@ -33,6 +33,8 @@ if TYPE_CHECKING:
     from .draft import Bias
 
 _LIB = torch.ops.quantized_decomposed
+FOLDED: Final = "quantmark_folded"
+"""Key in `node.meta` of an activation that its block's saturation stands for: the bounds of the block's output."""
 
 
 def replace_with_pairs(node: Node, assignment: Assignment) -> None:
@@ -42,11 +44,24 @@ def replace_with_pairs(node: Node, assignment: Assignment) -> None:
         for neighbour in (value, *node.users):
             _unmark(neighbour)
     else:
+        value = _without_activation(node, value, assignment.qparams)
         if assignment.through is not None and _comes_from(value, assignment.through):
             value = _pair(node, value, assignment.through)
         value = _pair(node, value, assignment.qparams)
     node.replace_all_uses_with(value)
     node.graph.erase_node(node)
+
+
+def _without_activation(node: Node, value: Node, qparams: QParams) -> Node:
+    """Return what the observer node reads once the activation that saturation stands for is erased."""
+    bounds = value.meta.get(FOLDED)
+    if bounds is None or not qparams.honours(bounds):
+        return value
+    while FOLDED in value.meta and len(value.users) == 1:
+        folded, value = value, cast("Node", value.args[0])
+        node.replace_input_with(folded, value)
+        node.graph.erase_node(folded)
+    return value
 
 
 def _comes_from(value: Node, wide: QParams) -> bool:

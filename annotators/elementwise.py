@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from ..configs.ops import NO_OPS
 from ..observers.qparams import QParams
+from .blocks import clamp_bounds
+from .conversion import FOLDED
 from .graph import op_name
 
 if TYPE_CHECKING:
@@ -22,6 +25,10 @@ def annotate_block_output(draft: Draft, block: Block, config: BackendConfig) -> 
         output,
         draft.new_cell(output.name, output, config, scheme=block.scheme, contract=block.bounds),
     )
+    if config.blocks.erase_activations:
+        for member in block.members:
+            if clamp_bounds(member) is not None or op_name(member) in NO_OPS:
+                member.meta[FOLDED] = block.bounds
 
 
 def annotate_own_output(draft: Draft, node: Node, config: BackendConfig) -> None:

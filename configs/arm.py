@@ -7,7 +7,8 @@ Every rule was read in executorch 1.5.1 (paths below are under `executorch/backe
   (get_symmetric_a16w8_quantization_config). 4 bit: weights -7..7 (get_symmetric_a8w4_quantization_config).
 * relu, and hardtanh from 0 up, disappear into the rescale behind a convolution or linear; what is left of them is the
   output's zero point and codes (`_passes/fuse_quantized_activation_pass.py`). The activation contract decides
-  correctness. Behind add and the like nothing is fused: a float relu between add and quantize stays outside.
+  correctness. Behind add and the like, and of other clamps, the pass fuses nothing: a float relu between add and
+  quantize stays outside. So every folded activation is erased when the model is converted.
 * mean, softmax, layer norm and others are taken apart before annotation (`_passes/arm_pass_manager.py`,
   transform_for_annotation_pipeline): what is left whole then has no qparams inside, and doesn't lower.
 * Data movement, CONCAT, pad, pools, means, relu and clamp don't rescale: both sides have one qparams; a requantize
@@ -143,9 +144,8 @@ def integer_config(
         bias=BiasConfig(kind=BiasKind.INT32_DERIVED),
         blocks=BlockRules(
             heads=_HEADS - lacks,
-            activations=frozenset({"relu", "relu6", "hardtanh"}),
-            residual_heads=frozenset(),
-            residual_activations=frozenset(),
+            residual_heads=frozenset({"add", "sub", "mul"}),
+            erase_activations=True,
             per_tensor_heads=frozenset({"grouped_transposed"}),
             symmetric_activation=SymmetricActivation.SEPARATE,
         ),

@@ -149,6 +149,8 @@ class BlockRules:
         symmetric_activation: what to do with the activation where the scheme is symmetric.
         saturation_is_activation: the backend drops a folded activation, and the output's saturation must stand for
             it; False where it keeps the activation's bounds.
+        erase_activations: erase a folded activation in `convert_pt2e`, where the output's saturation is its clamp:
+            for a backend that would not look for it behind every head, or knows fewer spellings.
     """
 
     heads: frozenset[str] = _names(frozenset(HEADS), HEADS)
@@ -160,6 +162,7 @@ class BlockRules:
     through: frozenset[str] = _names(NO_OPS, NO_OPS | MOVEMENT)
     symmetric_activation: SymmetricActivation = SymmetricActivation.ONE_SIDED
     saturation_is_activation: bool = True
+    erase_activations: bool = False
 
     def __post_init__(self) -> None:
         check_fields(self, "blocks")

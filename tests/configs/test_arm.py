@@ -51,7 +51,7 @@ def test_only_a_narrow_root_is_widened(options: dict[str, Any], widens: bool, pr
 def test_what_does_not_rescale_shares_its_input() -> None:
     config = arm_tosa()
     assert {"relu", "hardtanh", "clamp", "mean", "avg_pool2d", "pad", "slice"} <= config.ops.shared | config.ops.selects
-    assert not config.blocks.residual_activations
+    assert config.blocks.erase_activations
     assert JoinOutcome.FLOAT not in config.joins.outcomes
 
 
