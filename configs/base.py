@@ -101,7 +101,7 @@ class WeightConfig:
         per_channel: one scale per output channel instead of one per tensor.
         conv_scheme: the scheme of convolutions where it differs from that of the other ops, or None.
         allow_affine: the backend takes weights with a zero point.
-        search: scale each channel's range by the factor near 1 that rounds it best; False keeps exact min and max.
+        search: scale each channel's range by the factor near 1 that serves the output best; False keeps min and max.
             Per-channel weights only; not in QAT, where weights move.
     """
 
