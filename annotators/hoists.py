@@ -84,11 +84,13 @@ def _regions(draft: Draft, through: frozenset[str]) -> list[_Region]:
 
 def _looked_through(value: Node, through: frozenset[str]) -> Node | None:
     """Return the tensor that a value was moved from by an op that the pass looks through, or None."""
+    if value.op != "call_function" or not ((name := _mover(value)) in through or name in _CASTS):
+        return None
     source = moved(value)
-    if value.op != "call_function" or source is None or not is_float_tensor(source):
+    if source is None or not is_float_tensor(source):
         return None
     same = getattr(value_of(source), "dtype", None) == getattr(value_of(value), "dtype", None)
-    return source if _mover(value) in through or (op_name(value) in _CASTS and same) else None
+    return source if name in through or (op_name(value) in _CASTS and same) else None
 
 
 def _mover(value: Node) -> str:

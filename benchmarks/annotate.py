@@ -132,6 +132,7 @@ def main() -> None:
     makers: dict[str, Callable[[], Quantizer]] = {
         "quantmark xnnpack": lambda: BackendQuantizer(configs.xnnpack()),
         "quantmark cadence": lambda: BackendQuantizer(configs.cadence()),
+        "quantmark arm_tosa": lambda: BackendQuantizer(configs.arm_tosa()),
         **peers(),
     }
     table = Table("microseconds per node", *graphs)
