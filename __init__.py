@@ -25,8 +25,8 @@ if TYPE_CHECKING:
     from .observers.observer import UncalibratedWarning, freeze
     from .observers.ranges import Range
     from .observers.table import RangeTable
-    from .reports import Explanation, Measurement, explain
-    from .workflow import Quantized, measure_sqnr, quantize
+    from .reports import Explanation, Measurement, Sensitivity, explain
+    from .workflow import Quantized, measure_sqnr, quantize, sensitivity
 
 __version__ = "0.1.0"
 __all__ = [
@@ -45,6 +45,7 @@ __all__ = [
     "RangeError",
     "RangeTable",
     "Report",
+    "Sensitivity",
     "SharingConflictError",
     "UncalibratedError",
     "UncalibratedWarning",
@@ -58,6 +59,7 @@ __all__ = [
     "measure_sqnr",
     "observe_ranges",
     "quantize",
+    "sensitivity",
     "sqnr_db",
 ]
 
@@ -71,8 +73,8 @@ _HOMES = {
     ".observers.observer": ("UncalibratedWarning", "freeze"),
     ".observers.ranges": ("Range",),
     ".observers.table": ("RangeTable",),
-    ".reports": ("Explanation", "Measurement", "explain"),
-    ".workflow": ("Quantized", "measure_sqnr", "quantize"),
+    ".reports": ("Explanation", "Measurement", "Sensitivity", "explain"),
+    ".workflow": ("Quantized", "measure_sqnr", "quantize", "sensitivity"),
 }
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
 

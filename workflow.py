@@ -8,7 +8,7 @@ from collections.abc import Iterable, Sized
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from itertools import chain
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar, get_args
 
 import torch
 from rich.console import Console
@@ -22,6 +22,7 @@ from .annotators.quantizer import BackendQuantizer
 from .checks import check
 from .configs.base import BackendConfig
 from .observers.errors import ConfigError, InputError
+from .reports.sensitivity import By, SensitivityBench
 from .reports.sqnr import float_twin, measure_graphs
 
 if TYPE_CHECKING:
@@ -31,7 +32,7 @@ if TYPE_CHECKING:
 
     from .annotators.quantizer import Record
     from .checks import Report
-    from .reports import Measurement
+    from .reports import Measurement, Sensitivity
 
 T = TypeVar("T")
 Batch = tuple[Tensor, ...]
@@ -129,6 +130,58 @@ def measure_sqnr(
         twin = float_twin(_export(model, first, dynamic_shapes, strict=strict), converted)
     bar = track(_checked(chain([first], items), _inputs(twin), finite=False), "Measuring", total, show=progress)
     return measure_graphs(twin, converted, bar)
+
+
+def sensitivity(
+    model: nn.Module | ExportedProgram,
+    calibration: Iterable[Tensor | Sequence[Tensor]],
+    config: BackendConfig | BackendQuantizer,
+    *,
+    batches: Iterable[Tensor | Sequence[Tensor]] | None = None,
+    by: By = "block",
+    example_inputs: Sequence[Tensor] | None = None,
+    dynamic_shapes: Any = None,
+    strict: bool = False,
+    progress: bool = True,
+) -> Sensitivity:
+    """Measure SQNR at the outputs with one part of the model quantized at a time, to choose what to leave float.
+
+    The model is calibrated and converted once. For each part, its quantizations are in force and all others are passed
+    over. A block, a quantized op and a join quantize what they read (weight and bias included) and what they write; a
+    module, what those in it do; a family, its root and its branches without the ops that read them. So parts beside
+    each other share a quantization, and the noise of all parts adds up to more than that of the whole. Decisions (what
+    shares qparams, what stays float) are those for the whole model. The reference is the same graph without any
+    quantization, and one run of a part computes only what lies below it. Graphs within the graph (of torch.cond) stay
+    as they were quantized, on both sides.
+
+    Args:
+        model: as for `quantize`.
+        calibration: as for `quantize`.
+        config: as for `quantize`.
+        batches: what to measure on; the calibration batches by default, which are then held in memory.
+        by: "block" (blocks, quantized ops and joins), "family" (branch families) or "module" (by module path).
+        example_inputs: as for `quantize`.
+        dynamic_shapes: as for `quantize`.
+        strict: as for `quantize`.
+        progress: show a progress bar, where stderr is a terminal.
+
+    Raises:
+        InputError: as `quantize`, and if there is nothing to measure on, or no float output to measure at.
+    """
+    if by not in get_args(By):
+        raise InputError(f"by must be one of {', '.join(get_args(By))}, got {by!r}")
+    if batches is None:
+        _batches(calibration)  # raises where that is no iterable
+        batches = calibration = list(calibration)
+    how = _How(example_inputs, dynamic_shapes, strict, progress)
+    prepared, _ = _calibrated(model, calibration, config, how)
+    inputs, total = _inputs(prepared), len(batches) if isinstance(batches, Sized) else None
+    with _status("Converting", show=progress):
+        bench = SensitivityBench(convert_pt2e(prepared, fold_quantize=False), by)
+    steps = bench.runs(_checked(_batches(batches), inputs, finite=False))
+    for _ in track(steps, "Measuring", total and total * bench.runs_per_batch, show=progress):
+        pass
+    return bench.sensitivity()
 
 
 @dataclass(frozen=True)

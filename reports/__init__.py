@@ -3,5 +3,6 @@
 from .explain import explain
 from .explanation import Explanation
 from .measured import Measurement
+from .sensitive import Sensitivity
 
-__all__ = ["Explanation", "Measurement", "explain"]
+__all__ = ["Explanation", "Measurement", "Sensitivity", "explain"]

@@ -6,33 +6,39 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import Tensor
-from torch.fx import Interpreter
+from torch import Tensor, nn
+from torch.fx import GraphModule, Interpreter
 
 from ..annotators.graph import is_in_place
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
-    from torch.fx import GraphModule, Node
+    from torch.fx import Node
 
 _SEED = 0  # so that a float graph and its quantized twin draw the same random numbers, where they draw any
 
 
 def replay(model: GraphModule, inputs: Sequence[Any], visit: Callable[[Node, Any], Any]) -> Any:
     """Return the model's outputs; each node's value is what `visit` makes of it."""
-    with torch.no_grad(), torch.random.fork_rng(devices=[]), _unchanged(model):
+    return replay_with(_Visiting(model, visit), inputs)
+
+
+def replay_with(interpreter: Interpreter, inputs: Sequence[Any]) -> Any:
+    """Return the outputs of an interpreter's model."""
+    with torch.no_grad(), torch.random.fork_rng(devices=[]), _unchanged(interpreter.module):
         torch.manual_seed(_SEED)
-        return _Visiting(model, visit).run(*inputs)
+        return interpreter.run(*inputs)
 
 
-def writes_in_place(model: GraphModule) -> bool:
-    """Tell whether a node may change a value after it was computed."""
-    return any(node.op == "call_function" and is_in_place(node) for node in model.graph.nodes)
+def writes_in_place(model: nn.Module) -> bool:
+    """Tell whether a node of a graph module may change a value after it was computed."""
+    nodes = model.graph.nodes if isinstance(model, GraphModule) else ()
+    return any(node.op == "call_function" and is_in_place(node) for node in nodes)
 
 
 @contextmanager
-def _unchanged(model: GraphModule) -> Iterator[None]:
+def _unchanged(model: nn.Module) -> Iterator[None]:
     """Put buffers back that the graph writes into (caches, counters)."""
     buffers = list(model.buffers()) if writes_in_place(model) else []
     before = [buffer.clone() for buffer in buffers]

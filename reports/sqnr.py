@@ -9,7 +9,7 @@ from __future__ import annotations
 import copy
 import math
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, TypeGuard, cast
 
 import torch
 from torch import Tensor
@@ -25,6 +25,7 @@ from ..checks.qdq import is_dequantize, is_quantize, library_op
 from ..observers.errors import ConfigError, InputError
 from ..observers.metrics import ratio_db
 from ..observers.qparams import QParams, Scheme
+from .erased import erased_blocks
 from .explain import numbers_of, sharing_members
 from .measured import Measurement, OutputSqnr, TensorSqnr
 from .replay import replay, snapshot, writes_in_place
@@ -34,6 +35,7 @@ if TYPE_CHECKING:
 
     from ..annotators.quantizer import BackendQuantizer
     from .explain import Member
+    from .explanation import Numbers
 
 _FLAT_QUANTIZE = "quantize_per_tensor"
 
@@ -80,7 +82,7 @@ class _Nothing(Quantizer):
 
 
 @dataclass
-class _Sums:
+class Energies:
     """Energies of signal and noise, in squared real units, over all batches."""
 
     signal: float = 0.0
@@ -88,6 +90,7 @@ class _Sums:
     rounding: float = 0.0
 
     def add(self, wanted: Tensor, found: Tensor, rounded: Tensor | None = None) -> None:
+        """Add a tensor of the float graph, as it was found in the quantized one, and as it would be when rounded."""
         self.signal += _energy(wanted)
         self.noise += _energy(_wide(wanted) - _wide(found))
         if rounded is not None:
@@ -95,6 +98,7 @@ class _Sums:
 
     @property
     def sqnr_db(self) -> float:
+        """The ratio of the two, in dB."""
         return ratio_db(self.signal, self.noise)
 
 
@@ -124,13 +128,20 @@ class _Bench:
     reference: GraphModule
     quantized: GraphModule
     batches: int = 0
-    sums: dict[tuple[str, Node | None], _Sums] = field(default_factory=dict)
-    outputs: dict[int, _Sums] = field(default_factory=dict)
+    sums: dict[tuple[str, Node | None], Energies] = field(default_factory=dict)
+    outputs: dict[int, Energies] = field(default_factory=dict)
     losses: dict[tuple[int, str], _Loss] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self.nodes = {node.name: node for node in self.quantized.graph.nodes}
-        self.twins = {n.name: n for n in self.reference.graph.nodes if self._is_twin(n, self.nodes.get(n.name))}
+        self.rank = {name: index for index, name in enumerate(self.nodes)}
+        self.erased = {stand_in: block.output.name for stand_in, block in erased_blocks(self.quantized).items()}
+        references = {node.name: node for node in self.reference.graph.nodes}
+        self.twins = {name: n for name, n in references.items() if self._is_twin(n, self.nodes.get(name))}
+        for stand_in, name in self.erased.items():
+            if name in references:
+                self.twins[name] = self.nodes[name] = references[name]
+                self.rank[name] = self.rank[stand_in.name]
         self.copies = writes_in_place(self.reference)
         found = kept(self.quantized)
         self.members = sharing_members(found.record) if found is not None and found.record is not None else []
@@ -148,12 +159,12 @@ class _Bench:
         values: dict[str, Tensor] = {}
 
         def keep(node: Node, value: Any) -> Any:
-            if node.name in self.twins and _is_real(value):
+            if node.name in self.twins and is_real(value):
                 values[node.name] = snapshot(value, copy=self.copies)
             return value
 
         def compare(node: Node, value: Any) -> Any:
-            if _is_real(value):
+            if is_real(value):
                 self._compare(node, value, values)
             return value
 
@@ -174,30 +185,31 @@ class _Bench:
                 and wanted.shape == value.shape
                 and any(not is_quantize(user) for user in users(node))
             ):
-                self._sums(node, None).add(wanted, value)
+                self._sums(node.name, None).add(wanted, value)
             return
         source, pairs = _read_through(node)
-        wanted = values.get(source.name) if source is not None else None
-        if source is None or wanted is None or wanted.shape != value.shape:
+        name = self.erased.get(source, source.name) if source is not None else ""
+        wanted = values.get(name)
+        if wanted is None or wanted.shape != value.shape:
             return
         first = next(user for user in pairs[-1].users if is_dequantize(user))  # torchao makes one per reader
         if node is first and any(not is_quantize(user) for twin in pairs[-1].users for user in twin.users):
             qparams = [each for pair in pairs if (each := _qparams(pair)) is not None]
             rounded = _rounded(wanted, qparams) if len(qparams) == len(pairs) else None
-            self._sums(source, pairs[-1]).add(wanted, value, rounded)
+            self._sums(name, pairs[-1]).add(wanted, value, rounded)
 
-    def _sums(self, node: Node, quantize: Node | None) -> _Sums:
-        return self.sums.setdefault((node.name, quantize), _Sums())
+    def _sums(self, name: str, quantize: Node | None) -> Energies:
+        return self.sums.setdefault((name, quantize), Energies())
 
     def _compare_outputs(self, wanted: list[Any], found: list[Any]) -> None:
         if len(wanted) != len(found):
             raise InputError(f"the float model has {len(wanted)} outputs, the quantized one {len(found)}")
         for index, (ours, theirs) in enumerate(zip(wanted, found, strict=True)):
-            if _is_real(ours) and _is_real(theirs) and ours.shape == theirs.shape:
-                self.outputs.setdefault(index, _Sums()).add(ours, theirs)
+            if is_real(ours) and is_real(theirs) and ours.shape == theirs.shape:
+                self.outputs.setdefault(index, Energies()).add(ours, theirs)
 
     def measurement(self) -> Measurement:
-        order = {name: index for index, name in enumerate(self.nodes)}
+        order = self.rank
         names = output_names(self.reference)
         keys = sorted(self.sums, key=lambda key: (order[key[0]], order[key[1].name] if key[1] else -1))
         return Measurement(
@@ -216,13 +228,13 @@ class _Bench:
 
     def _tensor(self, name: str, quantize: Node | None) -> TensorSqnr:
         node, sums = self.nodes[name], self.sums[name, quantize]
-        qparams = _qparams(quantize) if quantize is not None else None
-        alone = math.inf if quantize is None else ratio_db(sums.signal, sums.rounding) if qparams else math.nan
+        numbers = numbers_of_quantize(quantize) if quantize is not None else None
+        alone = math.inf if quantize is None else ratio_db(sums.signal, sums.rounding) if numbers else math.nan
         return TensorSqnr(
             node=name,
             op=op_name(node) or node.op,
             module=module_path(node),
-            numbers=numbers_of(qparams) if qparams else None,
+            numbers=numbers,
             sqnr_db=sums.sqnr_db,
             rounding_db=alone,
         )
@@ -230,7 +242,7 @@ class _Bench:
     def _is_unmatched(self, node: Node) -> bool:
         if node.op != "call_function" or node.name in self.twins or is_quantize(node) or is_dequantize(node):
             return False
-        return _is_real(node.meta.get("val")) and not is_constant(node)
+        return is_real(node.meta.get("val")) and not is_constant(node)
 
 
 def output_names(model: GraphModule) -> list[str]:
@@ -254,7 +266,8 @@ def _wide(value: Tensor) -> Tensor:
     return value if value.dtype is torch.float64 else value.float()
 
 
-def _is_real(value: object) -> bool:
+def is_real(value: object) -> TypeGuard[Tensor]:
+    """Tell whether a value is a float tensor with anything in it."""
     return isinstance(value, Tensor) and value.is_floating_point() and 0 not in value.shape
 
 
@@ -280,6 +293,12 @@ def _qparams(quantize: Node) -> QParams | None:
         return QParams(scale, zero_point, Scheme(dtype=dtype, quant_min=quant_min, quant_max=quant_max))
     except ConfigError:  # float8 and the like: no integer codes
         return None
+
+
+def numbers_of_quantize(quantize: Node) -> Numbers | None:
+    """Return the qparams of a quantize of a whole tensor as plain numbers, or None."""
+    qparams = _qparams(quantize)
+    return numbers_of(qparams) if qparams is not None else None
 
 
 def _rounded(value: Tensor, qparams: Iterable[QParams]) -> Tensor:

@@ -1,0 +1,26 @@
+"""Activations that `convert_pt2e` erased, because the saturation of their block's output stands for them."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from ..annotators.kept import kept
+
+if TYPE_CHECKING:
+    from torch.fx import GraphModule, Node
+
+    from ..annotators.blocks import Block
+
+
+def erased_blocks(model: GraphModule) -> dict[Node, Block]:
+    """Return the blocks whose output node is gone, by the node that is quantized in its stead."""
+    found = kept(model)
+    if found is None or found.record is None:
+        return {}
+    nodes = {node.name: node for node in model.graph.nodes}
+    blocks: dict[Node, Block] = {}
+    for name, block in found.record.blocks.items():
+        left = [nodes[member.name] for member in block.members if member.name in nodes]
+        if name not in nodes and left:
+            blocks[left[-1]] = block
+    return blocks
