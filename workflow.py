@@ -18,8 +18,9 @@ from torch.export import ExportedProgram
 from torch.fx import GraphModule
 from torchao.quantization.pt2e.quantize_pt2e import convert_pt2e, prepare_pt2e
 
+from .annotators.measure import read_ranges
 from .annotators.quantizer import BackendQuantizer
-from .checks import check
+from .checks import check_calibrated
 from .configs.base import BackendConfig
 from .observers.errors import ConfigError, InputError
 from .reports.sensitivity import By, SensitivityBench
@@ -90,9 +91,10 @@ def quantize(
     how = _How(example_inputs, dynamic_shapes, strict, progress)
     prepared, quantizer = _calibrated(model, calibration, config, how)
     with _status("Converting", show=progress):
+        ranges = read_ranges(prepared)
         converted = convert_pt2e(prepared)
     with _status("Checking", show=progress):
-        return Quantized(converted, quantizer, check(converted, quantizer.config))
+        return Quantized(converted, quantizer, check_calibrated(converted, quantizer.config, ranges))
 
 
 def measure_sqnr(

@@ -35,6 +35,8 @@ if TYPE_CHECKING:
 _LIB = torch.ops.quantized_decomposed
 FOLDED: Final = "quantmark_folded"
 """Key in `node.meta` of an activation that its block's saturation stands for: the bounds of the block's output."""
+ERASED: Final = "quantmark_erased"
+"""Key in `node.meta["custom"]`, which export keeps, of an op whose activation was erased: its name and its bounds."""
 
 
 def replace_with_pairs(node: Node, assignment: Assignment) -> None:
@@ -57,10 +59,14 @@ def _without_activation(node: Node, value: Node, qparams: QParams) -> Node:
     bounds = value.meta.get(FOLDED)
     if bounds is None or not qparams.honours(bounds):
         return value
+    last = value.name
     while FOLDED in value.meta and len(value.users) == 1:
         folded, value = value, cast("Node", value.args[0])
         node.replace_input_with(folded, value)
         node.graph.erase_node(folded)
+    if value.name != last:
+        erased = {"name": last, "lower": bounds.lower, "upper": bounds.upper}
+        value.meta["custom"] = {**value.meta.get("custom", {}), ERASED: erased}
     return value
 
 

@@ -90,6 +90,18 @@ def fill_ranges(prepared: GraphModule, table: RangeTable) -> int:
     return len(observers)
 
 
+def read_ranges(prepared: GraphModule) -> RangeTable:
+    """Return what the observers of a calibrated model saw; a tensor that shares one with others has their range."""
+    kinds = (PerChannelRangeObserver, PerChannelBiasObserver)
+    observers = [m for m in prepared.children() if isinstance(m, RangeObserver) and not isinstance(m, kinds)]
+    entries: dict[str, Entry] = {}
+    for observer in sorted(observers, key=lambda observer: -len(observer.cell.values)):  # the narrowest cell last
+        entry = Entry.of(observer.estimator)
+        if entry is not None:
+            entries |= dict.fromkeys(observer.cell.values, entry)
+    return RangeTable(entries)
+
+
 def cell_entry(values: Sequence[str], table: RangeTable, constants: Mapping[str, Tensor]) -> Entry | None:
     """Return what an observer of all the named tensors would have seen: the table's entries, constants as they are.
 

@@ -11,13 +11,17 @@ from ..observers.fields import got
 from ..observers.table import RangeTable
 from . import blocks, branches, calibration, contract, coverage, limits, observed, requantize, weights
 from .findings import Finding, Report
-from .program import open_programs
+from .program import erased_activation, open_programs
 from .qdq import Facts
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Iterable, Mapping, Sequence
 
+    from torch.fx import GraphModule, Node
+
+    from ..observers.table import Entry
     from .kinds import Kind
+    from .program import Program
 
 KINDS: Final[tuple[Kind, ...]] = (
     blocks.KIND,
@@ -65,17 +69,34 @@ def check(
         raise InputError(f"check() takes a config such as configs.xnnpack(), {got(config)}")
     if not isinstance(ranges, RangeTable | None):
         raise InputError(f"check() takes ranges as a RangeTable (see observe_ranges), {got(ranges)}")
-    findings: list[Finding] = []
-    counts = {"quantizes": 0, "dequantizes": 0, "weighted ops": 0}
     programs = open_programs(model)
     tops = [program for program in programs if not program.is_nested]
+    findings: list[Finding] = []
+    known: dict[Node, Entry] = {}
     if ranges is not None:
         findings += observed.unknown(ranges, tops, rewritten=config is not None and config.rewrite is not None)
+        for program in tops:  # names in nested graphs are their own
+            known |= observed.entries_of(list(program.model.graph.nodes), ranges)
+    return _report(programs, config, known, findings).without(*patterns)
+
+
+def check_calibrated(model: GraphModule, config: BackendConfig | None, ranges: RangeTable) -> Report:
+    """Return what `check` does, with the ranges that the observers of this very graph saw."""
+    erased = {node: found[0] for node in model.graph.nodes if (found := erased_activation(node))}
+    names = {node: erased.get(node, node.name) for node in model.graph.nodes}
+    known = {node: ranges[name] for node, name in names.items() if name in ranges}
+    return _report(open_programs(model), config, known, [])
+
+
+def _report(
+    programs: Sequence[Program], config: BackendConfig | None, known: Mapping[Node, Entry], findings: list[Finding]
+) -> Report:
+    counts = {"quantizes": 0, "dequantizes": 0, "weighted ops": 0}
     for program in programs:
-        facts = Facts(program, config, None if program.is_nested else ranges)  # names in nested graphs are their own
+        facts = Facts(program, config, known)
         for kind in KINDS:
             findings += kind.find(facts)
         counts["quantizes"] += len(facts.quantizes)
         counts["dequantizes"] += len(facts.dequantizes)
         counts["weighted ops"] += len(facts.heads)
-    return Report.of(findings, config.name if config else "", counts).without(*patterns)
+    return Report.of(findings, config.name if config else "", counts)

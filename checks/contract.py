@@ -4,22 +4,26 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from ..annotators.blocks import Block
 from ..annotators.graph import op_name
 from ..configs.ops import HEADS
+from ..observers.qparams import INT8_AFFINE
 from .findings import Finding, Severity
 from .kinds import Kind
+from .program import erased_activation
 from .qdq import Facts, finding
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from ..annotators.blocks import Block
     from .encoding import Encoding
 
 
 def find(facts: Facts) -> Iterator[Finding]:
-    """Yield every block whose output qparams don't clamp as its activation does."""
-    for block in [head.block for head in facts.heads if head.weight.is_quantized] + facts.residual_blocks:
+    """Yield every block whose output qparams don't clamp as its activation does, or did before it was erased."""
+    erased = {node: found[1] for node in facts.nodes if (found := erased_activation(node))}
+    folded = [head.block for head in facts.heads if head.weight.is_quantized] + facts.residual_blocks
+    for block in folded + [Block(node, (node,), bounds, INT8_AFFINE) for node, bounds in erased.items()]:
         if not block.bounds.is_bounded:
             continue
         for quantize in facts.quantizes_of(block.output):
@@ -32,7 +36,7 @@ def _broken(facts: Facts, block: Block, encoding: Encoding) -> Iterator[Finding]
     qparams, bounds = encoding.qparams, block.bounds
     limits = qparams.representable
     lower, upper = (type(bounds)(bounds.lower, None), type(bounds)(None, bounds.upper))
-    activation = op_name(block.output)
+    activation = op_name(block.output) if len(block.members) > 1 else "the activation"
     numbers = encoding.numbers() | {"quant_min": float(qparams.scheme.quant_min)}
     if bounds.lower is not None and not qparams.honours(lower):
         found = f"zero point {qparams.zero_point} is not quant_min" if bounds.lower == 0.0 else "codes go on below it"
@@ -58,6 +62,8 @@ def _broken(facts: Facts, block: Block, encoding: Encoding) -> Iterator[Finding]
 
 
 def _severity(facts: Facts, block: Block) -> Severity:
+    if len(block.members) == 1:
+        return Severity.ERROR  # the activation was erased: nothing else clamps
     if not facts.config.blocks.saturation_is_activation:
         return Severity.INFO
     # Not every backend that drops the activation of a weighted op also drops that of an add.

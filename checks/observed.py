@@ -21,11 +21,11 @@ from ..observers.qparams import QParams, choose_qparams, sharing_loss_db
 from .findings import Finding, Severity
 from .kinds import Kind
 from .losses import clipped_part, clipping_power
-from .program import original_names
+from .program import erased_activation, original_names
 from .qdq import Facts, finding, is_dequantize, is_quantize, quantized_value
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
+    from collections.abc import Iterator, Sequence
 
     from torch.fx import Node
 
@@ -126,10 +126,8 @@ class Observed:
 
 
 def find(facts: Facts) -> Iterator[Finding]:
-    """Yield the tensors whose observed values their qparams serve badly; nothing without a table."""
-    if facts.ranges is None:
-        return
-    for each in compared(facts, facts.ranges):
+    """Yield the tensors whose observed values their qparams serve badly; nothing where nothing was observed."""
+    for each in compared(facts):
         alone = each.alone
         if alone.is_constant:
             yield from _dead(each)
@@ -139,25 +137,24 @@ def find(facts: Facts) -> Iterator[Finding]:
             yield from _few_codes(facts, each)
 
 
-def compared(facts: Facts, table: RangeTable) -> list[Observed]:
-    """Return the quantized tensors that the table knows, with each of their qparams once."""
+def compared(facts: Facts) -> list[Observed]:
+    """Return the quantized tensors of which something was observed, with each of their qparams once."""
     found: dict[tuple[Node, object], Served] = {}
     together: dict[object, Entry] = {}
-    names = table_names(facts.nodes, table)
     for value, _, encoding in facts.activations:
         node = value
         while is_dequantize(node) and (source := quantized_value(node)) is not node:
             node = source
         key = (encoding.scales, encoding.zero_points, encoding.scheme)
-        if node in names and encoding.is_usable and (node, key) not in found:
-            entry = table[names[node]]
+        entry = facts.ranges.get(node)
+        if entry is not None and encoding.is_usable and (node, key) not in found:
             found[node, key] = Served(encoding, entry)
             together[key] = together[key].merge(entry) if key in together else entry
     return [Observed(node, alone, Served(alone.encoding, together[key])) for (node, key), alone in found.items()]
 
 
-def table_names(nodes: Iterable[Node], table: RangeTable) -> dict[Node, str]:
-    """Return the table's name of each node that it knows.
+def entries_of(nodes: Sequence[Node], table: RangeTable) -> dict[Node, Entry]:
+    """Return what a table of the float model knows of a graph's nodes.
 
     A node is known by the name that it had at the first export, since backends trace graphs anew and so give old names
     to other nodes; of several that one op was taken apart into, the last has its value.
@@ -165,11 +162,12 @@ def table_names(nodes: Iterable[Node], table: RangeTable) -> dict[Node, str]:
     past = {node: original_names(node) for node in nodes if not (is_quantize(node) or is_dequantize(node))}
     owners = {names[0]: node for node, names in past.items()}
     owners |= {names[0]: node for node, names in past.items() if "from_node" in node.meta}  # not named so by chance
-    found: dict[Node, str] = {}
+    found: dict[Node, Entry] = {}
     for node, names in past.items():
-        mine = [name for name in names if name in table and owners.get(name, node) is node]
+        meant = names[:1] if erased_activation(node) else names
+        mine = [name for name in meant if name in table and owners.get(name, node) is node]
         if mine:
-            found[node] = mine[0]
+            found[node] = table[mine[0]]
     return found
 
 
@@ -230,20 +228,19 @@ def _saturated(facts: Facts, each: Observed) -> Iterator[Finding]:
     part = clipped_part(alone.seen, alone.limits)
     if shared.counts is not None:
         loss = _gain_db(shared.noise(shared.limits), shared.noise(shared.own.representable))
-        if loss <= CLIPPED_DB:
+        if loss <= CLIPPED_DB or (facts.given and estimator == "percentile"):
             return
-        told, meant = (
-            f"at {loss:.1f} dB more noise than if they were covered",
-            facts.given and estimator == "percentile",
-        )
+        told, severity = f"at {loss:.1f} dB more noise than if they were covered", Severity.WARNING
+    elif part <= CLIPPED:
+        return
     else:
         cut = clipping_power(alone.seen, alone.limits)
         loss = _gain_db(cut + alone.scale**2 / 12.0, alone.own.scale**2 / 12.0)
         told = f"{part:.0%} of the range: {loss:.1f} dB more noise if values are spread evenly (there is no histogram)"
-        meant = part <= CLIPPED or (facts.given and estimator != "minmax")
+        severity = Severity.INFO if facts.given and estimator != "minmax" else Severity.WARNING
     yield finding(
         "QM308",
-        Severity.INFO if meant else Severity.WARNING,
+        severity,
         each.value,
         f"values in {alone.seen} were observed, but only {alone.limits} is represented: up to {alone.beyond:.4g} is "
         f"cut off, {told}",

@@ -11,7 +11,9 @@ import torch
 from torch.export import ExportedProgram
 from torch.fx import GraphModule, Node
 
+from ..annotators.conversion import ERASED
 from ..observers.errors import InputError
+from ..observers.ranges import Bounds
 
 
 @dataclass(frozen=True)
@@ -38,6 +40,12 @@ class Program:
                 yield from program.nested()
 
 
+def erased_activation(node: Node) -> tuple[str, Bounds] | None:
+    """Return name and bounds of the activation that conversion erased behind a node, or None."""
+    found = node.meta.get("custom", {}).get(ERASED)
+    return (str(found["name"]), Bounds(found["lower"], found["upper"])) if isinstance(found, dict) else None
+
+
 def original_names(node: Node) -> list[str]:
     """Return the names that a node has had, the one of the first export first, and its own last.
 
@@ -48,6 +56,8 @@ def original_names(node: Node) -> list[str]:
     while sources:
         past.append(sources[-1].name)
         sources = sources[-1].from_node
+    if (erased := erased_activation(node)) is not None:
+        past.append(erased[0])  # whose value the node has now
     if node.op == "placeholder" and hasattr(builtins, node.name):
         past.insert(0, f"{node.name}_1")  # as graph modules spell names that Python has
     return list(dict.fromkeys(past[::-1]))

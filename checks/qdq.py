@@ -25,7 +25,9 @@ from .encoding import Encoding
 from .findings import Finding, Severity
 
 if TYPE_CHECKING:
-    from ..observers.table import RangeTable
+    from collections.abc import Mapping
+
+    from ..observers.table import Entry
     from .program import Program
 
 _QUANTIZES: Final = frozenset(
@@ -112,12 +114,12 @@ class Facts:
     Args:
         program: the graph and its constants.
         config: what the backend fuses and can do, or None: any backend, with every fusion that one of them does.
-        ranges: what was observed of the float model's tensors, or None.
+        ranges: what was observed of the nodes' float values, or None.
     """
 
-    def __init__(self, program: Program, config: BackendConfig | None, ranges: RangeTable | None = None) -> None:
+    def __init__(self, program: Program, config: BackendConfig | None, ranges: Mapping[Node, Entry] | None) -> None:
         self.program = program
-        self.ranges = ranges
+        self.ranges = ranges or {}
         self.given = config is not None
         self.config = config or BackendConfig()
         # Whether saturation can stand for a clamp is judged by the qparams found, not by the config's scheme; which

@@ -26,6 +26,8 @@ from .ranges import Range
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
 
+    from .estimators import Estimator
+
 SCHEMA: Final = 1
 _LARGEST: Final = float(torch.finfo(torch.float32).max)
 _MOST: Final = 2**63 - 1  # what a counter holds
@@ -65,7 +67,7 @@ class Entry:
         return estimator
 
     @classmethod
-    def of(cls, estimator: MinMaxEstimator) -> Entry | None:
+    def of(cls, estimator: Estimator) -> Entry | None:
         """Return what an estimator saw, or None if that is nothing."""
         low, high = float(estimator.min_val), float(estimator.max_val)
         if low > high:

@@ -13,6 +13,7 @@ from torch.fx import GraphModule
 
 from quantmark import UnsafeModelError, configs
 from quantmark.checks import Severity, check
+from quantmark.configs.base import BlockRules
 from support.flow import minmax_config, quantize
 from support.planting import quantize_after, set_qparams, the
 
@@ -104,3 +105,19 @@ def test_no_contract_where_the_clamp_stands_alone() -> None:
     graph = quantize(Alone(), X, GENERIC).converted
     set_qparams(quantize_after(the(graph, "relu")), zero_point=0)
     assert check(graph, GENERIC).findings == ()
+
+
+@pytest.mark.parametrize("config", [GENERIC, None, configs.xnnpack()])
+def test_an_erased_activation_is_remembered(config: configs.BackendConfig | None) -> None:
+    """Conversion leaves nothing but the output's codes of it: also on the program exported again."""
+    model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU6()).eval()
+    graph = quantize(model, X, minmax_config(blocks=BlockRules(erase_activations=True))).converted
+    assert check(graph, config).findings == ()
+    conv = the(graph, "conv2d")
+    set_qparams(quantize_after(conv), zero_point=0, scale=0.1)
+    for form in (graph, torch.export.export(graph, X)):
+        found = check(form, config).findings
+        assert [(f.code, f.node, f.severity) for f in found] == [
+            ("QM201", "conv2d", Severity.ERROR),
+            ("QM202", "conv2d", Severity.ERROR),
+        ]

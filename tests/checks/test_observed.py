@@ -10,9 +10,11 @@ import torch
 from torch import Tensor, nn
 from torch.fx import GraphModule
 
+import quantmark
 from quantmark import InputError, MissingRangeError, Range, RangeTable, configs, observe_ranges, sqnr_db
 from quantmark.checks import Finding, Severity, check
 from quantmark.configs import INT16_SYMMETRIC, BackendConfig
+from quantmark.configs.base import BlockRules
 from support.flow import minmax_config, pair_of, quantize
 from support.planting import quantize_after, the
 
@@ -176,6 +178,37 @@ def test_a_requantized_tensor_is_known_by_its_own_name() -> None:
     assert found(graph, ranges) == []
     wider = RangeTable({name: ranges[name] if name != "relu" else ranges[name].merge(HUGE) for name in ranges})
     assert {node for code, node, _ in told(found(graph, wider)) if code == "QM308"} == {"relu"}
+
+
+def test_an_op_whose_activation_was_erased_has_the_activations_range() -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(64, 8), nn.ReLU(), nn.Linear(8, 4)).eval()
+    config = minmax_config(blocks=BlockRules(erase_activations=True))
+    graph = converted(noise(), config, model)
+    assert "relu" not in {node.name for node in graph.graph.nodes}
+    assert check(graph, config, table(noise(), model=model)).findings == ()
+    assert [code for code, *_ in told(found(graph, table(4.0 * noise(), model=model)))] == ["QM308"] * 3
+
+
+@pytest.mark.parametrize("config", [configs.xnnpack(), configs.cadence(), configs.xnnpack(estimator="minmax")])
+def test_quantize_reports_what_it_observed(config: BackendConfig) -> None:
+    """Without a table: by what the observers saw."""
+    data = torch.linspace(100.0, 101.0, 4096).reshape(64, 64)
+    result = quantmark.quantize(Doubled(), [data], config, progress=False)
+    assert told(list(result.report.findings)) == [("QM310", name, Severity.WARNING) for name in ("x", "add")]
+    assert quantmark.quantize(Doubled(), [noise()], config, progress=False).report.findings == ()
+
+
+def test_names_in_nested_graphs_are_their_own() -> None:
+    class Branched(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            y = x + x
+            return torch.cond(y.sum() > 0.0, lambda v: v + 100.0 * v, lambda v: v - v, (y,)).sigmoid()  # type: ignore[no-any-return]
+
+    result = quantmark.quantize(Branched(), [noise(), -noise()], configs.xnnpack(), progress=False)
+    assert [f for f in result.report.findings if f.code in CODES] == []
+    ranges = observe_ranges(torch.export.export(Branched(), (noise(),)), [noise()])
+    assert found(result.model, ranges, configs.xnnpack()) == []
 
 
 HUGE = RangeTable.of({"relu": (0.0, 1e3)})["relu"]
