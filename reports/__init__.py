@@ -3,6 +3,7 @@
 from .explain import explain
 from .explanation import Explanation
 from .measured import Measurement
+from .node_data import node_data
 from .sensitive import Sensitivity
 
-__all__ = ["Explanation", "Measurement", "Sensitivity", "explain"]
+__all__ = ["Explanation", "Measurement", "Sensitivity", "explain", "node_data"]

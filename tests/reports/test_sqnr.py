@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import json
 import math
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -14,6 +15,7 @@ from torch import Tensor, nn
 from torchao.quantization.pt2e.quantize_pt2e import convert_pt2e, prepare_pt2e
 
 from quantmark import BackendQuantizer, InputError, configs, measure_sqnr, quantize, sqnr_db
+from quantmark.configs.base import BlockRules
 from quantmark.reports import Measurement, explain
 from quantmark.reports.measured import decibels
 from support.flow import export, minmax_config
@@ -125,6 +127,20 @@ def test_batch_norms_are_folded_on_both_sides() -> None:
     assert found.unmatched == ()
     assert set(done.record.blocks) <= {tensor.node for tensor in found.tensors}
     assert found.worst_db == pytest.approx(sqnr_db(model(*test[0]), done.model(*test[0])), abs=0.01)
+
+
+def test_a_block_whose_activation_is_erased_is_measured_all_the_same() -> None:
+    torch.manual_seed(0)
+    model, x = nn.Sequential(nn.Linear(6, 6), nn.ReLU(), nn.Linear(6, 3), nn.ReLU()).eval(), torch.randn(32, 6)
+    erasing = replace(CONFIG, blocks=BlockRules(erase_activations=True))
+    done, found = measured(model, [x], erasing)
+    assert not any(node.name.startswith("relu") for node in done.model.graph.nodes)
+    _, kept = measured(model, [x])
+    assert {t.node: t.sqnr_db for t in found.tensors if t.numbers} == pytest.approx(
+        {t.node: t.sqnr_db for t in kept.tensors if t.numbers}
+    )
+    assert found.outputs == kept.outputs
+    assert found.outputs[0].node == "relu_1"
 
 
 def test_graphs_that_the_backend_rewrites_are_matched() -> None:
