@@ -18,6 +18,7 @@ from .explain import explain
 from .quantize import quantize
 from .quiet import quiet
 from .ranges import ranges
+from .sensitivity import sensitivity
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -68,6 +69,7 @@ _COMMANDS: Final[dict[str, Callable[..., int | None]]] = {
     "quantize": quantize,
     "check": check,
     "explain": explain,
+    "sensitivity": sensitivity,
 }
 
 
