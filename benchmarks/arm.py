@@ -23,7 +23,6 @@ from support.flow import quantize, sqnr_db
 from support.models import WHOLE, whole_model
 from support.tosa import run_on_reference
 
-
 PROFILES = {"int8": "TOSA-1.0+INT", "int16": "TOSA-1.0+INT+int16"}
 
 

@@ -1,8 +1,8 @@
 """Compare quantmark with executorch's EthosUQuantizer by what Vela makes of whole models.
 
 Run with `python benchmarks/arm_vela.py [MODEL ...] [--activation int16] [--target ethos-u55-128]`. Same weights, same
-calibration, one run: cycles of one inference, SRAM in KiB, RESCALE and CLAMP operators in the TOSA graph, delegates, ops
-left on the CPU.
+calibration, one run: cycles of one inference, SRAM in KiB, RESCALE and CLAMP operators in the TOSA graph, delegates,
+ops left on the CPU.
 """
 
 from __future__ import annotations
