@@ -15,6 +15,8 @@ Every rule was read in executorch 1.5.1 (paths below are under `executorch/backe
   before a CONCAT is a RESCALE of its own (`quantizer/quantization_annotator.py`, _one_to_one_shared_input_qspec).
 * An integer-only graph has no float op inside: a packed graph input is quantized branch by branch outside the
   delegate; a computed root can be int16 where the int16 extension is there, and is shared otherwise.
+* An int16 TABLE has 513 entries and interpolates between them (`_passes/insert_table_ops.py`): floor and ceil have no
+  steps there (ceil: 24 dB on the reference model, 90 dB converted).
 * A transposed convolution with groups takes one weight scale per tensor only
   (`operator_support/convolution_support.py`, _check_transposed_support).
 * The partitioner takes a node for quantized only if its `meta["custom"]` carries Arm's annotation info
@@ -65,6 +67,7 @@ _SHARED: Final = frozenset(
 _SELECTS: Final = frozenset(
     {"slice", "select", "narrow", "split", "split_with_sizes", "chunk", "unbind", "index_select"}
 )
+_STEPS: Final = frozenset({"floor", "ceil"})
 _JOINS: Final = frozenset({"cat", "concat", "concatenate", "stack", "hstack", "vstack", "where"})
 
 
@@ -134,6 +137,7 @@ def integer_config(
     if weight_bits not in weights:
         raise UnsupportedOptionError(f"{name} has weight_bits=8 or 4, not {weight_bits!r}")
     wide = int16 and activation != "int16"
+    lacks |= _STEPS if activation == "int16" else frozenset()
     return BackendConfig(
         name=name,
         activation=ActivationConfig(
