@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from .rules import Decision, JoinOutcome, Outcome, TensorOutcome
 
@@ -12,6 +12,8 @@ if TYPE_CHECKING:
 
     from .plan import Family, Hoist, Join
     from .resolution import Resolver
+
+_SLIGHT_DB: Final = 0.5  # a loss that needs no words
 
 
 @dataclass
@@ -112,11 +114,11 @@ class JoinRecord:
             losses = dict.fromkeys(operands, 0.0)
         else:
             outcome = JoinOutcome.REQUANTIZE if self.apart else JoinOutcome.SHARED
-            why = [f"{cell} keeps its own qparams: {why}" for cell, why in self.apart.items()]
-            reason = "; ".join(why) or "one qparams serve all"
             groups = _groups(resolver, [output, *quantized])
             scale = resolver.clusters[output].qparams.scale
             losses = {name: resolver.loss_db(name, scale) for name in operands}
+            why = [f"{cell} keeps its own qparams: {why}" for cell, why in self.apart.items()]
+            reason = "; ".join(why) or self._why_shared(losses)
         return Decision(
             "join",
             self.join.where,
@@ -128,6 +130,16 @@ class JoinRecord:
             (),
             self.finding,
         )
+
+    def _why_shared(self, losses: dict[str, float]) -> str:
+        """Return why one qparams serve all, and what a loss means that sounds large: the output is as coarse."""
+        cell = max(losses, key=lambda name: losses[name], default="")
+        if not cell or losses[cell] < _SLIGHT_DB:
+            return "one qparams serve all"
+        coarse = f"{cell} is {losses[cell]:.1f} dB coarser than alone"
+        if self.finding:
+            return f"one qparams serve all, because quantized ops read the output; {coarse}"
+        return f"one qparams serve all; {coarse}, as the output is that it becomes a part of"
 
 
 def _groups(resolver: Resolver, names: Iterable[str]) -> tuple[tuple[str, ...], ...]:

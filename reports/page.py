@@ -88,15 +88,17 @@ def _contents(sections: dict[str, str]) -> str:
 
 
 def _findings(report: Report) -> str:
-    rows = [
-        (
-            chip(finding.severity.value, finding.severity.value),
-            f"<code>{escape(finding.code)}</code>",
-            place(finding.node, finding.module_path),
-            f"{escape(finding.message)}. <span class=soft>{escape(finding.mend)}.</span>",
+    rows = []
+    for finding in report.findings:
+        mend = escape(finding.mend[:1].upper() + finding.mend[1:])
+        rows.append(
+            (
+                chip(finding.severity.value, finding.severity.value),
+                f"<code>{escape(finding.code)}</code>",
+                place(finding.node, finding.module_path),
+                f"{escape(finding.message)}. <span class=soft>{mend}.</span>",
+            )
         )
-        for finding in report.findings
-    ]
     listed = table(("severity", "code", "node", "finding"), rows, label="Findings", sort=True) if rows else ""
     return f"{heading('Findings', 'findings')}<p class=soft>{escape(report.summary())}</p>{listed}"
 

@@ -6,13 +6,14 @@ import copy
 import io
 import json
 import pickle
+import re
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from rich.console import Console
-from torch import nn
+from torch import Tensor, nn
 from torch.fx import GraphModule
 from torchao.quantization.pt2e.quantize_pt2e import convert_pt2e, prepare_pt2e
 from torchao.quantization.pt2e.quantizer import ComposableQuantizer
@@ -22,6 +23,7 @@ from quantmark.annotators.quantizer import BackendQuantizer
 from quantmark.configs import cadence
 from quantmark.observers.errors import InputError
 from quantmark.reports import Explanation, explain
+from quantmark.reports.words import counted
 from support.flow import export, minmax_config, quantize
 from support.packed import packed
 
@@ -170,3 +172,33 @@ def test_the_last_quantizer_that_quantized_anything_is_told_of() -> None:
     both = ComposableQuantizer([BackendQuantizer(minmax_config()), BackendQuantizer(None)])
     prepared = prepare_pt2e(export(model, inputs), both)
     assert explain(prepared).counts()["blocks"] == 2
+
+
+def test_a_loss_that_is_the_joins_own_does_not_sound_alarming() -> None:
+    class Joined(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.small, self.large, self.last = nn.Linear(4, 4), nn.Linear(4, 4), nn.Linear(8, 2)
+
+        def forward(self, x: Tensor) -> Tensor:
+            y: Tensor = self.last(torch.cat([self.small(x), 7.0 * self.large(x)], 1))
+            return y
+
+    torch.manual_seed(0)
+    found = explained(Joined().eval(), (torch.randn(16, 4),), BackendQuantizer(minmax_config()))
+    (join,) = found.decisions
+    assert not join.finding
+    assert re.fullmatch(
+        r"one qparams serve all; linear is \d\d\.\d dB coarser than alone, as the output is that it becomes a part of",
+        join.reason,
+    )
+    assert re.search(r"shared +\d\d\.\d\d dB, as its output is", str(found))
+
+
+def test_counts_are_spoken_in_the_singular() -> None:
+    assert [counted(n, "blocks") for n in (0, 1, 2)] == ["0 blocks", "1 block", "2 blocks"]
+    assert [counted(1, what) for what in ("groups of several tensors", "batches", "edges requantized")] == [
+        "1 group of several tensors",
+        "1 batch",
+        "1 edge requantized",
+    ]
