@@ -31,6 +31,7 @@ from .scope import Rule, Scope, filter_rule, name_rule, operator_rule, type_rule
 from .settle import settle
 from .spectra import for_spectrum, spectrum_values
 from .transform import transform
+from .validate import validate
 from .writer import fresh_spec, mark_inside, write
 
 if TYPE_CHECKING:
@@ -54,6 +55,7 @@ _IN_PLACE = (
 )
 
 
+_FOREIGN = "another quantizer had annotated it"
 _SPECTRUM = (
     "is a square that feeds a logarithm, a root or a reciprocal, where 8 bits cost 15 to 40 dB; this backend can "
     'neither leave it float nor widen it: quantize with activation="int16", or leave the module float'
@@ -229,6 +231,8 @@ class BackendQuantizer(Quantizer):
         if not any(annotation_of(node) for node in model.graph.nodes):
             self._note([f"no operator was annotated: nothing will be quantized{inner_ops(model)}"])
         keep(model, self)
+        if _FOREIGN in ours_never.values():
+            self.validate(model)  # torchao's ComposableQuantizer asks none of its quantizers to
         return model
 
     def _write(self, draft: Draft, roles: Roles, plan: Plan) -> None:
@@ -273,7 +277,8 @@ class BackendQuantizer(Quantizer):
             warnings.warn(message, AnnotationWarning, stacklevel=4)
 
     def validate(self, model: GraphModule) -> None:
-        """Nothing is left to check: what the config can't do is not annotated."""
+        """Raise a named error for an annotation, ours or another quantizer's, that can't work; see `validate.py`."""
+        validate(model, self.record, Scope(self.config, self._rules).config_of)
 
 
 def _kept_float(model: GraphModule, in_place: set[Node]) -> dict[Node, str]:
@@ -287,7 +292,7 @@ def _kept_float(model: GraphModule, in_place: set[Node]) -> dict[Node, str]:
         in_place, "it writes in place into memory that is read under another name, or reads such memory"
     )
     annotated = (node for node in model.graph.nodes if annotation_of(node))
-    return kept | dict.fromkeys(annotated, "another quantizer had annotated it")
+    return kept | dict.fromkeys(annotated, _FOREIGN)
 
 
 def draw_up(draft: Draft, roles: Roles) -> Trees:
