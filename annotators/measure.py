@@ -149,6 +149,8 @@ class _Recorder(Quantizer):
         return transform(model, lambda _: None)
 
     def annotate(self, model: GraphModule) -> GraphModule:
+        if self.observers:  # the body of a loop, which torchao comes to later: its names are not the graph's
+            return model
         for node in model.graph.nodes:
             if node.op in {"call_function", "placeholder"} and is_float_tensor(node):
                 spec = QuantizationSpec(

@@ -1,11 +1,12 @@
-"""Graphs within the graph: regions under `no_grad`, and the branches of `torch.cond`.
+"""Graphs within the graph: regions under `no_grad`, the branches of `torch.cond`, the bodies of loops.
 
 A forward under `no_grad` is exported as one call of a nested graph, in which a quantizer sees nothing; quantization
 does not train, so the nested graph is written out in its place. The branches of a cond can't be: each is prepared by
 itself (its weights, which export passes in as operands, are read from the branch's own attributes instead), and
 converted when the outer graph is, by the first of our observers that torchao converts.
 
-torchao enters the bodies of scan and while_loop itself.
+torchao prepares the bodies of scan and while_loop itself, with the quantizer of the outer graph, in place: the outer
+graph gets copies of its own first, since the user's exported program holds these very objects.
 """
 
 from __future__ import annotations
@@ -16,18 +17,20 @@ from typing import TYPE_CHECKING, Final
 import torch
 from torch.fx import GraphModule, Node
 from torchao.quantization.pt2e.quantize_pt2e import convert_pt2e, prepare_pt2e
+from torchao.quantization.pt2e.quantizer import Quantizer
 
 from .graph import constant_value
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
     from torch.fx.node import Argument
-    from torchao.quantization.pt2e.quantizer import Quantizer
 
 _NO_GRAD: Final = torch._higher_order_ops.wrap.wrap_with_set_grad_enabled
 _COND: Final = torch.ops.higher_order.cond
 _PREPARED: Final = "quantmark_prepared_branch"
+_LOOPS: Final = {torch.ops.higher_order.scan: 1, torch.ops.higher_order.while_loop: 2}  # how many graphs come first
+_BODY: Final = "quantmark_loop_body"
 
 
 def inline_no_grad(model: GraphModule) -> bool:
@@ -74,6 +77,62 @@ def _bring(model: GraphModule, body: GraphModule, name: str) -> None:
         setattr(model, name.split(".", maxsplit=1)[0], getattr(body, name.split(".", maxsplit=1)[0]))
 
 
+def loops(model: GraphModule) -> list[Node]:
+    """Return the calls of scan and while_loop."""
+    return [node for node in model.graph.nodes if node.op == "call_function" and node.target in _LOOPS]
+
+
+def keep_bodies_float(model: GraphModule) -> None:
+    """Mark the bodies of loops as prepared, with nothing to quantize, for a training that torchao enters no loop in.
+
+    torchao (0.18) converts them all the same, and refuses what nobody prepared.
+    """
+    for loop in loops(model):
+        handle = loop.args[_LOOPS[loop.target] - 1]
+        body = _submodule(model, handle)
+        if body is not None:
+            setattr(model, handle.target, prepare_pt2e(copy.deepcopy(body), _Nothing()))
+
+
+class _Nothing(Quantizer):
+    """Quantizes nothing."""
+
+    def annotate(self, model: GraphModule) -> GraphModule:
+        return model
+
+    def validate(self, model: GraphModule) -> None:
+        pass
+
+
+def own_bodies(model: GraphModule) -> None:
+    """Give the model copies of its loops' bodies (and conditions) for its own, with the constants that they read."""
+    for loop in loops(model):
+        handles, operands = loop.args[: _LOOPS[loop.target]], loop.args[-1]
+        bodies = [body for handle in handles if (body := _submodule(model, handle)) is not None]
+        if len(bodies) != len(handles) or any(is_body(body) for body in bodies):
+            continue
+        values = [constant_value(model, each) if isinstance(each, Node) else None for each in operands]
+        for handle, shared in zip(handles, bodies, strict=True):
+            own = copy.deepcopy(shared)
+            carried = len(own.graph.find_nodes(op="placeholder")) - len(values)
+            _close(own, [None] * carried + values)
+            own.meta[_BODY] = str(loop.target)
+            setattr(model, handle.target, own)
+        kept = tuple(each for each, value in zip(operands, values, strict=True) if value is None)
+        loop.args = (*loop.args[:-1], kept)
+
+
+def has_while_loop(model: GraphModule) -> bool:
+    """Tell whether the graph holds a while_loop, or is the body of one."""
+    name = str(torch.ops.higher_order.while_loop)
+    return model.meta.get(_BODY) == name or any(str(node.target) == name for node in model.graph.nodes)
+
+
+def is_body(model: GraphModule) -> bool:
+    """Tell whether the graph is the body of a loop in one that was annotated before."""
+    return _BODY in model.meta
+
+
 def prepare_branches(model: GraphModule, make: Callable[[], Quantizer]) -> list[str]:
     """Prepare the branches of every cond, each with a quantizer of its own; return their names."""
     names = []
@@ -96,7 +155,7 @@ def prepare_branches(model: GraphModule, make: Callable[[], Quantizer]) -> list[
     return names
 
 
-def _close(branch: GraphModule, values: list[torch.Tensor | None]) -> None:
+def _close(branch: GraphModule, values: Sequence[torch.Tensor | None]) -> None:
     """Let a branch read the constants among its operands from attributes of its own, and take the others alone.
 
     With parameters among the operands, torch would trace the branches for their gradients, past the observers.

@@ -25,7 +25,7 @@ from .kept import keep
 from .masks import masked_values
 from .memory import written_memory
 from .neighbours import annotation_of, reconcile
-from .nested import inner_ops, prepare_branches
+from .nested import has_while_loop, inner_ops, is_body, keep_bodies_float, loops, own_bodies, prepare_branches
 from .roles import Role, Roles, activations, assign_roles
 from .scope import Rule, Scope, filter_rule, name_rule, operator_rule, type_rule
 from .settle import settle
@@ -56,6 +56,12 @@ _IN_PLACE = (
 
 
 _FOREIGN = "another quantizer had annotated it"
+_LOOP = (
+    "runs its body in float: a table of ranges says nothing of what happens inside, and torchao enters no loop in "
+    "training; calibrate with prepare_pt2e to have it quantized"
+)
+
+
 _SPECTRUM = (
     "is a square that feeds a logarithm, a root or a reciprocal, where 8 bits cost 15 to 40 dB; this backend can "
     'neither leave it float nor widen it: quantize with activation="int16", or leave the module float'
@@ -75,6 +81,7 @@ class Record:
         components: what decides; each holds its decisions once ranges are known.
         settled: decisions that were made at annotation time (ranges first).
         branches: names of the nested graphs (of torch.cond) that were prepared too.
+        bodies: the records of loop bodies (of scan and while_loop), which torchao has annotated after the outer graph.
         messages: what the user should know (rules without effect, nothing annotated).
         account: what became of each op, and the cells that were to be decided about.
     """
@@ -83,13 +90,15 @@ class Record:
     components: list[Component] = field(default_factory=list)
     settled: tuple[Decision, ...] = ()
     branches: list[str] = field(default_factory=list)
+    bodies: list[Record] = field(default_factory=list)
     messages: list[str] = field(default_factory=list)
     account: Account = field(default_factory=Account)
 
     @property
     def decisions(self) -> tuple[Decision, ...]:
         """The decisions on branch families and joins, from what was observed so far."""
-        return self.settled + tuple(d for component in self.components for d in component.resolution().decisions)
+        mine = self.settled + tuple(d for component in self.components for d in component.resolution().decisions)
+        return mine + tuple(decision for body in self.bodies for decision in body.decisions)
 
 
 class BackendQuantizer(Quantizer):
@@ -166,6 +175,7 @@ class BackendQuantizer(Quantizer):
 
     def transform_for_annotation(self, model: GraphModule) -> GraphModule:
         """Spell the graph so that it can be quantized; see `transform.py`."""
+        (keep_bodies_float if self._is_qat() else own_bodies)(model)
         before, meta = {node.name for node in model.graph.nodes}, model.meta
         model = self._rewrite(model)
         transform(model, Scope(self.config, self._rules).config_of)
@@ -177,9 +187,10 @@ class BackendQuantizer(Quantizer):
 
     def _rewrite(self, model: GraphModule) -> GraphModule:
         """Let the backends' own packages take apart what they would otherwise when they lower."""
+        if has_while_loop(model):  # executorch 1.5.1: Arm's passes give the counter a dimension, or raise
+            return model
         config_of = Scope(self.config, self._rules).config_of
-        configs = [self.config, *(rule.config for rule in self._rules)]
-        for name in dict.fromkeys(c.rewrite for c in configs if c is not None and c.rewrite is not None):
+        for name in dict.fromkeys(config.rewrite for config in self._configs() if config.rewrite is not None):
             for node in model.graph.nodes:
                 node.meta.setdefault(EXPORTED_AS, node.target)  # rules for an operator hold for its parts
             wanted = [n for n in model.graph.nodes if (c := config_of(n)) is not None and c.rewrite == name]
@@ -188,6 +199,18 @@ class BackendQuantizer(Quantizer):
 
     def annotate(self, model: GraphModule) -> GraphModule:
         """Annotate every node that a config covers and no other quantizer has annotated."""
+        if not is_body(model):
+            return self._annotate(model)
+        outer = self.record
+        if self.ranges is None:  # a table of ranges says nothing of what happens inside a loop
+            self._nested = True
+            model = self._annotate(model)
+            self._nested = False
+            outer.bodies.append(self.record)
+        self.record = outer
+        return model
+
+    def _annotate(self, model: GraphModule) -> GraphModule:
         scope = Scope(self.config, self._rules)
         writes = written_memory(model)
         in_place = {node for shared in writes.values() for node in shared}
@@ -227,6 +250,8 @@ class BackendQuantizer(Quantizer):
         self._note([f"{where(write)} {_IN_PLACE}" for write in computed])
         narrow = [n for n in spectra if (c := roles.configs.get(n)) and c.ops.spectra is Spectra.KEEP]
         self._note([f"{where(node)} {_SPECTRUM}" for node in narrow[:1]])
+        if self.ranges is not None or self._is_qat():
+            self._note([f"{where(loop)} {_LOOP}" for loop in loops(model)])
         self._note(scope.unmatched(model) if not self._nested else [])
         if not any(annotation_of(node) for node in model.graph.nodes):
             self._note([f"no operator was annotated: nothing will be quantized{inner_ops(model)}"])
@@ -262,13 +287,18 @@ class BackendQuantizer(Quantizer):
 
     def _near(self, node: Node, scope: Scope) -> BackendConfig:
         """Return the config of a node that `rest` annotated: its own, or else the nearest there is."""
-        configs = [scope.config_of(node), self.config, *(rule.config for rule in self._rules)]
-        return next(config for config in configs if config is not None)
+        return scope.config_of(node) or self._configs()[0]
+
+    def _is_qat(self) -> bool:
+        return any(config.is_qat for config in self._configs())
+
+    def _configs(self) -> list[BackendConfig]:
+        """Return the global config and those of the rules."""
+        return [each for each in (self.config, *(rule.config for rule in self._rules)) if each is not None]
 
     def _rests(self) -> list[Quantizer]:
         """Return the quantizers that the configs name for whatever they leave, each once."""
-        configs = [self.config, *(rule.config for rule in self._rules)]
-        found = [config.rest for config in configs if config is not None and config.rest is not None]
+        found = [config.rest for config in self._configs() if config.rest is not None]
         return list({id(rest): rest for rest in found}.values())
 
     def _note(self, messages: list[str]) -> None:
@@ -278,7 +308,8 @@ class BackendQuantizer(Quantizer):
 
     def validate(self, model: GraphModule) -> None:
         """Raise a named error for an annotation, ours or another quantizer's, that can't work; see `validate.py`."""
-        validate(model, self.record, Scope(self.config, self._rules).config_of)
+        record = Record() if is_body(model) else self.record
+        validate(model, record, Scope(self.config, self._rules).config_of)
 
 
 def _kept_float(model: GraphModule, in_place: set[Node]) -> dict[Node, str]:

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Final, Literal
 
 import torch
 from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensor
 from torchao.quantization.pt2e.observer import ObserverBase
 
 from .errors import NonFiniteError, QuantmarkError, SharingConflictError, UncalibratedError
@@ -170,8 +171,11 @@ class RangeObserver(KeepsDtypes, ObserverBase):
         return self.cell.scheme
 
     def forward(self, x: Tensor) -> Tensor:
-        """Take in one batch and return it unchanged; empty and non-float tensors are passed over."""
-        if not self.preset and x.numel() and x.is_floating_point():
+        """Take in one batch and return it unchanged; empty and non-float tensors are passed over.
+
+        So are fake ones: `scan` runs its body on them once, to know the shapes.
+        """
+        if not self.preset and x.is_floating_point() and not isinstance(x, FakeTensor) and x.numel():
             self.estimator.update(x.detach())
             self._note_change()
         return x
@@ -286,7 +290,7 @@ class PerChannelRangeObserver(RangeObserver):
         if self.once and self.known_range() is not None:
             return x
         values = x.detach().to(torch.float32).movedim(self.ch_axis, 0).flatten(1)
-        if values.numel():
+        if not isinstance(x, FakeTensor) and values.numel():
             self.estimator.reset()
             self.estimator.update(values)
             if int(self.estimator.nonfinite_batches):
