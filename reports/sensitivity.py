@@ -21,7 +21,7 @@ from ..observers.errors import InputError
 from .erased import erased_blocks
 from .explain import explain, numbers_of, sharing_members
 from .explanation import Status
-from .replay import replay_with, writes_in_place
+from .replay import draws, replay_with, writes_in_place
 from .sensitive import Part, Sensitivity
 from .sqnr import Energies, is_real, numbers_of_quantize, output_names
 
@@ -53,7 +53,7 @@ class SensitivityBench:
         self.found = explain(self.graph)
         self.parts = _parts(self.graph, self.found, self.by)
         self.all = frozenset(node for node in self.graph.graph.nodes if is_dequantize(node))
-        self.fresh = writes_in_place(self.graph)
+        self.fresh = writes_in_place(self.graph) or draws(self.graph)
         self.bounds = {stand_in: block.bounds for stand_in, block in erased_blocks(self.graph).items()}
 
     @property
@@ -75,7 +75,7 @@ class SensitivityBench:
                 yield
 
     def _run(self, known: dict[Node, Any], active: frozenset[Node], batch: Sequence[Any]) -> Any:
-        if self.fresh:  # what was computed before may have been written into since
+        if self.fresh:  # what was computed before may have been written into since; the same numbers must be drawn
             return replay_with(_Partly(self.graph, active, self.bounds), batch)
         return _Partly(self.graph, active, self.bounds).run_below(known)
 

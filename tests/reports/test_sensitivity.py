@@ -153,6 +153,26 @@ def test_a_model_that_writes_into_its_buffers_is_run_afresh_for_each_part() -> N
     assert min(found.together_db) > 25
 
 
+class Noisy(nn.Module):
+    """Draws random numbers in eval mode, too."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b = nn.Linear(6, 6), nn.Linear(6, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y: Tensor = self.b(F.dropout(self.a(x), 0.5, training=True).clamp(-1.0, 1.0))
+        return y
+
+
+def test_every_run_draws_the_same_random_numbers() -> None:
+    torch.manual_seed(0)
+    x = torch.randn(64, 6)
+    found = found_in(Noisy().eval(), [x] * 4)
+    assert len(found.parts) >= 2
+    assert min(found.together_db) > 20
+
+
 def test_text_tables_and_json() -> None:
     model, (x,) = packed()
     found = found_in(model, [x])

@@ -196,6 +196,29 @@ def test_what_is_written_in_place_is_measured_before_and_nothing_stays_changed()
     assert 25 < first.worst_db < 80
 
 
+class Remembering(nn.Module):
+    """Returns a buffer that it writes into."""
+
+    last: Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("last", torch.zeros(16, 4))
+        self.linear = nn.Linear(4, 4)
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        y = self.linear(x)
+        self.last.copy_(y)
+        return y + 1.0, self.last
+
+
+def test_an_output_that_is_a_buffer_is_measured_as_it_was_returned() -> None:
+    torch.manual_seed(0)
+    _, found = measured(Remembering().eval(), [torch.randn(16, 4)])
+    assert len(found.outputs) == 2
+    assert all(output.sqnr_db > 30 for output in found.outputs)
+
+
 def test_an_unquantized_model_is_exact() -> None:
     model, (x,) = packed()
     with pytest.warns(match="nothing will be quantized"):
