@@ -18,6 +18,7 @@ from torch.export import ExportedProgram
 from torch.fx import GraphModule
 from torchao.quantization.pt2e.quantize_pt2e import convert_pt2e, prepare_pt2e
 
+from .annotators.batches import Batch, as_batch, as_batches, checked, graph_inputs, is_exported
 from .annotators.measure import read_ranges
 from .annotators.quantizer import BackendQuantizer
 from .checks import check_calibrated
@@ -29,14 +30,11 @@ from .reports.sqnr import float_twin, measure_graphs
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from torch.fx import Node
-
     from .annotators.quantizer import Record
     from .checks import Report
     from .reports import Measurement, Sensitivity
 
 T = TypeVar("T")
-Batch = tuple[Tensor, ...]
 
 
 @dataclass(frozen=True)
@@ -124,13 +122,13 @@ def measure_sqnr(
         InputError: if there are no batches, one does not fit the model, or the models have different outputs.
     """
     converted = quantized.model if isinstance(quantized, Quantized) else quantized
-    total, items = len(batches) if isinstance(batches, Sized) else None, _batches(batches)
+    total, items = len(batches) if isinstance(batches, Sized) else None, as_batches(batches)
     first = next(items, None)
     if first is None:
         raise InputError("there are no batches to measure SQNR on; give at least one")
     with _status("Exporting", show=progress):
         twin = float_twin(_export(model, first, dynamic_shapes, strict=strict), converted)
-    bar = track(_checked(chain([first], items), _inputs(twin), finite=False), "Measuring", total, show=progress)
+    bar = track(checked(chain([first], items), graph_inputs(twin), finite=False), "Measuring", total, show=progress)
     return measure_graphs(twin, converted, bar)
 
 
@@ -173,14 +171,14 @@ def sensitivity(
     if by not in get_args(By):
         raise InputError(f"by must be one of {', '.join(get_args(By))}, got {by!r}")
     if batches is None:
-        _batches(calibration)  # raises where that is no iterable
+        as_batches(calibration)  # raises where that is no iterable
         batches = calibration = list(calibration)
     how = _How(example_inputs, dynamic_shapes, strict, progress)
     prepared, _ = _calibrated(model, calibration, config, how)
-    inputs, total = _inputs(prepared), len(batches) if isinstance(batches, Sized) else None
+    inputs, total = graph_inputs(prepared), len(batches) if isinstance(batches, Sized) else None
     with _status("Converting", show=progress):
         bench = SensitivityBench(convert_pt2e(prepared, fold_quantize=False), by)
-    steps = bench.runs(_checked(_batches(batches), inputs, finite=False))
+    steps = bench.runs(checked(as_batches(batches), inputs, finite=False))
     for _ in track(steps, "Measuring", total and total * bench.runs_per_batch, show=progress):
         pass
     return bench.sensitivity()
@@ -207,24 +205,33 @@ def _calibrated(
     if quantizer.config is None or quantizer.config.is_qat:
         what = "no global config" if quantizer.config is None else "a config with is_qat=True"
         raise ConfigError(f"quantize calibrates after training, with the quantizer's global config; it has {what}")
-    batches = _batches(calibration)
+    batches = as_batches(calibration)
     first, total = next(batches, None), len(calibration) if isinstance(calibration, Sized) else None
     if first is None and quantizer.ranges is None:
         raise InputError("calibration holds no batches; give at least one, so that ranges can be observed")
-    example = first if how.example_inputs is None else _as_batch(how.example_inputs, "example_inputs")
+    example = first if how.example_inputs is None else as_batch(how.example_inputs, "example_inputs")
     with _status("Exporting", show=how.progress):
         exported = _export(model, example, how.dynamic_shapes, strict=how.strict)
     with _status("Annotating", show=how.progress):
         prepared = prepare_pt2e(exported, quantizer)
-    items = _checked(
+    items = checked(
         chain([first] if first else [], batches),
-        _inputs(prepared),
+        graph_inputs(prepared),
         finite=quantizer.config.on_uncalibrated == "error",
     )
     with torch.no_grad():
-        for batch in track(items, "Calibrating", total, show=how.progress):
-            prepared(*batch)
+        for index, batch in enumerate(track(items, "Calibrating", total, show=how.progress)):
+            _run(prepared, batch, index)
     return prepared, quantizer
+
+
+def _run(prepared: GraphModule, batch: Batch, index: int) -> None:
+    """Calibrate with a batch."""
+    try:
+        prepared(*batch)
+    except (RuntimeError, IndexError) as error:  # what torch raises for dtypes and indices that don't fit
+        first = next(iter(str(error).splitlines()), type(error).__name__)
+        raise InputError(f"the model can't run batch {index}: {first}") from error
 
 
 def track(items: Iterable[T], what: str, total: int | None = None, *, show: bool = True) -> Iterator[T]:
@@ -249,7 +256,7 @@ def _export(
     """Return an exported module that may be changed: the caller keeps the given one."""
     if isinstance(model, ExportedProgram):
         exported = model.module()
-    elif isinstance(model, GraphModule) and _is_exported(model):
+    elif isinstance(model, GraphModule) and is_exported(model):
         tensors = chain(model.parameters(), model.buffers())
         exported = copy.deepcopy(model, {id(tensor): tensor for tensor in tensors})
     elif isinstance(model, nn.Module):
@@ -257,7 +264,7 @@ def _export(
             raise InputError("without calibration batches, example_inputs must say what the model takes")
         _check_signature(model, example)
         with _eval_mode(model):
-            exported = torch.export.export(model, example, dynamic_shapes=dynamic_shapes, strict=strict).module()
+            exported = _export_module(model, example, dynamic_shapes, strict=strict).module()
     else:
         raise InputError(f"the model must be an nn.Module or an ExportedProgram, got {type(model).__name__}")
     if not isinstance(exported, GraphModule):
@@ -268,6 +275,24 @@ def _export(
     return exported
 
 
+def _export_module(model: nn.Module, example: Batch, dynamic_shapes: Any, *, strict: bool) -> ExportedProgram:
+    """Export a module; where that fails because the module itself can't run the batch, say so."""
+    try:
+        return torch.export.export(model, example, dynamic_shapes=dynamic_shapes, strict=strict)
+    except Exception:
+        try:
+            with torch.no_grad():
+                model(*example)
+        except Exception as error:  # noqa: BLE001  (whatever the user's own module raises)
+            first = next(iter(str(error).splitlines()), "") or type(error).__name__
+            shapes = ", ".join(f"{tuple(value.shape)} {value.dtype}" for value in example)
+            raise InputError(
+                f"batch 0 ({shapes}) is not what {type(model).__name__} takes: {first}. "
+                "Give batches of the model's own inputs"
+            ) from None
+        raise
+
+
 def _own_buffers(exported: GraphModule) -> None:
     """Give the module buffers of its own: calibration runs it, and a model may write into them (caches, counters)."""
     copies: dict[int, Tensor] = {}
@@ -275,12 +300,6 @@ def _own_buffers(exported: GraphModule) -> None:
         for name, buffer in module._buffers.items():
             if buffer is not None:
                 module._buffers[name] = copies.setdefault(id(buffer), buffer.detach().clone())
-
-
-def _is_exported(model: GraphModule) -> bool:
-    """Tell an exported module from one that was traced symbolically, which holds no values and calls modules."""
-    inputs = [node for node in model.graph.nodes if node.op == "placeholder"]
-    return bool(inputs) and all("val" in node.meta for node in inputs)
 
 
 def _check_signature(model: nn.Module, example: Batch) -> None:
@@ -304,71 +323,3 @@ def _eval_mode(model: nn.Module) -> Iterator[None]:
     finally:
         for module, training in modes.items():
             module.training = training
-
-
-def _batches(calibration: object) -> Iterator[Batch]:
-    if isinstance(calibration, (Tensor, str, bytes, dict)) or not isinstance(calibration, Iterable):
-        raise InputError(
-            f"calibration must be an iterable of batches, got {type(calibration).__name__}; for one batch pass [batch]"
-        )
-    return (_as_batch(batch, f"batch {index}") for index, batch in enumerate(calibration))
-
-
-def _as_batch(batch: object, name: str) -> Batch:
-    if isinstance(batch, Tensor):
-        return (batch,)
-    if not isinstance(batch, (tuple, list)):
-        raise InputError(f"{name} is a {type(batch).__name__}; a batch is a tensor, or a tuple or list of tensors")
-    for position, value in enumerate(batch):
-        if not isinstance(value, Tensor):
-            raise InputError(f"{name}, input {position} is a {type(value).__name__}; every input must be a tensor")
-    return tuple(batch)
-
-
-def _checked(batches: Iterable[Batch], inputs: list[Node], *, finite: bool) -> Iterator[Batch]:
-    """Yield the batches, each checked against the model's inputs first."""
-    for index, batch in enumerate(batches):
-        _check_batch(batch, f"batch {index}", inputs, finite=finite)
-        yield batch
-
-
-def _inputs(model: GraphModule) -> list[Node]:
-    return [node for node in model.graph.nodes if node.op == "placeholder"]
-
-
-def _check_batch(batch: Batch, name: str, inputs: list[Node], *, finite: bool) -> None:
-    if len(batch) != len(inputs):
-        expected = ", ".join(node.name for node in inputs)
-        raise InputError(
-            f"{name} holds {len(batch)} tensor(s), but the model takes {len(inputs)} ({expected}). "
-            "A batch holds the model's inputs in order, without labels"
-        )
-    for value, node in zip(batch, inputs, strict=True):
-        where = f"{name}, input {node.name}"
-        wanted = node.meta.get("val")
-        if isinstance(wanted, Tensor):
-            _check_input(value, wanted, where)
-        if finite and value.is_floating_point() and not bool(value.isfinite().all()):
-            bad = int((~value.isfinite()).sum())
-            raise InputError(
-                f"{where} holds {bad} NaN or infinite value(s); mend or drop the batch, or set "
-                'on_uncalibrated="warn" in the config to go by the finite values'
-            )
-
-
-def _check_input(value: Tensor, wanted: Tensor, where: str) -> None:
-    """Compare with what the model was exported for; sizes that vary fit any."""
-    sizes: tuple[object, ...] = tuple(wanted.shape)
-    fits = value.dim() == wanted.dim() and all(
-        not isinstance(size, int) or size == given for size, given in zip(sizes, value.shape, strict=True)
-    )
-    if not fits:
-        expected = ", ".join(map(str, sizes))
-        raise InputError(
-            f"{where} has shape {tuple(value.shape)}, expected ({expected}). Sizes that differ between batches "
-            "(a smaller last batch, say) must be named in dynamic_shapes, or such batches dropped"
-        )
-    if value.dtype != wanted.dtype:
-        raise InputError(f"{where} has dtype {value.dtype}, expected {wanted.dtype}")
-    if value.device != wanted.device:
-        raise InputError(f"{where} is on device {value.device}, expected {wanted.device}")

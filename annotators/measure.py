@@ -16,8 +16,10 @@ from torchao.quantization.pt2e.quantizer.quantizer import Q_ANNOTATION_KEY
 
 from ..observers.errors import InputError, NonFiniteError
 from ..observers.estimators import HistogramEstimator, MinMaxEstimator
+from ..observers.fields import got
 from ..observers.observer import PerChannelBiasObserver, PerChannelRangeObserver, RangeObserver
 from ..observers.table import Entry, RangeTable
+from .batches import as_batches, checked, graph_inputs, is_exported
 from .graph import constant_tensor, is_float_tensor, where
 from .transform import transform
 from .writer import ObserverFactory
@@ -46,16 +48,22 @@ def observe_ranges(
         estimator: "histogram" also keeps each tensor's histogram; "minmax" its range alone.
 
     Raises:
-        InputError: if there are no batches.
+        InputError: if the model is not exported, there are no batches, or one does not fit the model.
         NonFiniteError: if a tensor held NaN or infinity; names the node.
     """
+    given: object = model
+    if not (isinstance(given, ExportedProgram) or (isinstance(given, GraphModule) and is_exported(given))):
+        raise InputError(
+            "observe_ranges takes an exported model: pass torch.export.export(model, inputs), or its .module(); "
+            f"{got(model)}"
+        )
     graph = copy.deepcopy(model.module() if isinstance(model, ExportedProgram) else model)
     recorder = _Recorder(HistogramEstimator if estimator == "histogram" else MinMaxEstimator)
     prepared = prepare_pt2e(graph, recorder)
     count = 0
     with torch.no_grad():
-        for batch in batches:
-            prepared(*((batch,) if isinstance(batch, torch.Tensor) else batch))
+        for batch in checked(as_batches(batches), graph_inputs(prepared), finite=False):
+            prepared(*batch)
             count += 1
     if not count:
         raise InputError("observe_ranges got no batches")

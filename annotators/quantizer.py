@@ -9,10 +9,12 @@ from typing import TYPE_CHECKING
 from torchao.quantization.pt2e.quantizer import Quantizer
 from torchao.quantization.pt2e.quantizer.quantizer import Q_ANNOTATION_KEY
 
-from ..configs.base import Spectra
+from ..configs.base import BackendConfig, Spectra
 from ..configs.rewrites import rewrite
-from ..observers.errors import AnnotationError
+from ..observers.errors import AnnotationError, ConfigError, InputError
+from ..observers.fields import got
 from ..observers.qparams import Scheme
+from ..observers.table import RangeTable
 from .account import Account, account_ops
 from .blocks import annotate_head, head_rule
 from .branches import annotate_families, annotate_tree, find_trees, read_branch
@@ -41,11 +43,9 @@ if TYPE_CHECKING:
     from torch.fx import Node
     from torch.fx.graph_module import GraphModule
 
-    from ..configs.base import BackendConfig
     from ..observers.observer import Component
     from ..observers.plan import Plan
     from ..observers.rules import Decision
-    from ..observers.table import RangeTable
     from .blocks import Block
     from .branches import Trees
 
@@ -116,7 +116,9 @@ class BackendQuantizer(Quantizer):
 
     def __init__(self, config: BackendConfig | None, ranges: RangeTable | None = None) -> None:
         super().__init__()
-        self.config = config
+        if not isinstance(ranges, RangeTable | None):
+            raise InputError(f"BackendQuantizer takes ranges as a RangeTable (see observe_ranges), {got(ranges)}")
+        self.config = _config(config)
         self.ranges = ranges
         self.record = Record()
         self._rules: list[Rule] = []
@@ -127,7 +129,7 @@ class BackendQuantizer(Quantizer):
 
     def set_global(self, config: BackendConfig | None) -> BackendQuantizer:
         """Set the config of whatever no other rule names; None leaves it float."""
-        self.config = config
+        self.config = _config(config)
         return self
 
     def set_module_name(self, name: str | re.Pattern[str], config: BackendConfig | Scheme | None) -> BackendQuantizer:
@@ -168,7 +170,7 @@ class BackendQuantizer(Quantizer):
 
     def _as_config(self, config: BackendConfig | Scheme | None) -> BackendConfig | None:
         if not isinstance(config, Scheme):
-            return config
+            return _config(config)
         if self.config is None:
             raise AnnotationError("a scheme refines the global config, but none is set: pass a whole config instead")
         return replace(self.config, activation=replace(self.config.activation, scheme=config))
@@ -310,6 +312,13 @@ class BackendQuantizer(Quantizer):
         """Raise a named error for an annotation, ours or another quantizer's, that can't work; see `validate.py`."""
         record = Record() if is_body(model) else self.record
         validate(model, record, Scope(self.config, self._rules).config_of)
+
+
+def _config(given: BackendConfig | None) -> BackendConfig | None:
+    """Return what was given as a config, if it is one."""
+    if isinstance(given, BackendConfig | None):
+        return given
+    raise ConfigError(f"a quantizer takes a config such as configs.xnnpack(), or None to leave ops float; {got(given)}")
 
 
 def _kept_float(model: GraphModule, in_place: set[Node]) -> dict[Node, str]:

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import difflib
 import json
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final
 
@@ -20,11 +21,12 @@ import torch
 
 from .errors import InputError, MissingRangeError, RangeError
 from .estimators import HistogramEstimator, MinMaxEstimator
+from .fields import got
 from .histogram import BINS
 from .ranges import Range
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping
+    from collections.abc import Iterable, Iterator
 
     from .estimators import Estimator
 
@@ -91,7 +93,13 @@ class RangeTable:
 
     @classmethod
     def of(cls, ranges: Mapping[str, Range | tuple[float, float]]) -> RangeTable:
-        """Return a table of ranges written by hand: node name -> `Range` or (min, max)."""
+        """Return a table of ranges written by hand: node name -> `Range` or (min, max).
+
+        Raises:
+            InputError: if it is no such mapping.
+        """
+        if not isinstance(ranges, Mapping):
+            raise InputError(f"RangeTable.of takes a mapping of node names to (min, max), {got(ranges)}")
         return cls({name: Entry(_by_hand(name, given)) for name, given in ranges.items()})
 
     def __getitem__(self, name: str) -> Entry:
@@ -161,10 +169,14 @@ class RangeTable:
         Raises:
             InputError: if the text is no JSON, of a newer schema, or not of the form above; says where.
         """
+        if not isinstance(text, (str, bytes)):
+            raise InputError(f"RangeTable.from_json takes the text of a file, {got(text)}")
         try:
             data = json.loads(text, object_pairs_hook=_once)
-        except json.JSONDecodeError as error:
+        except (json.JSONDecodeError, UnicodeDecodeError) as error:
             raise InputError(f"the range table is no JSON: {error}") from None
+        except RecursionError:
+            raise InputError("the range table is no JSON of ours: it is nested too deeply") from None
         if not isinstance(data, dict) or not isinstance(data.get("ranges"), dict):
             raise InputError('a range table is {"schema": 1, "ranges": {node name: {"min": .., "max": ..}}}')
         if type(data.get("schema")) is not int or data["schema"] != SCHEMA:
