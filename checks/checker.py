@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING, Final
 
@@ -94,8 +95,9 @@ def _report(
     counts = {"quantizes": 0, "dequantizes": 0, "weighted ops": 0}
     for program in programs:
         facts = Facts(program, config, known)
+        inside = f"{program.name}." if program.is_nested else ""
         for kind in KINDS:
-            findings += kind.find(facts)
+            findings += [replace(found, node=inside + found.node) for found in kind.find(facts)]
         counts["quantizes"] += len(facts.quantizes)
         counts["dequantizes"] += len(facts.dequantizes)
         counts["weighted ops"] += len(facts.heads)

@@ -39,7 +39,8 @@ class Finding:
     Args:
         code: stable, such as "QM201"; `checks.CODES` says what each stands for.
         severity: how much it matters.
-        node: name of the node at fault: an op, or the value that is quantized.
+        node: name of the node at fault: an op, or the value that is quantized. In the branch of a cond or the like that
+            graph's name comes first ("true_graph_0.relu").
         module_path: the module that the node comes from, "" where that is not known.
         message: what is wrong, in one sentence.
         mend: how to mend it, in one sentence.

@@ -23,19 +23,24 @@ class Program:
     Args:
         model: the graph module.
         constants: values of the placeholders that stand for parameters, buffers and lifted constants.
-        is_nested: it is the body of a higher-order op (cond, a no_grad block) in another graph.
+        name: where it is in the outermost graph ("true_graph_0.false_graph_1"), "" for that graph itself.
     """
 
     model: GraphModule
     constants: Mapping[str, torch.Tensor]
-    is_nested: bool = False
+    name: str = ""
+
+    @property
+    def is_nested(self) -> bool:
+        """Tell whether it is the body of a higher-order op (cond, a no_grad block) in another graph."""
+        return bool(self.name)
 
     def nested(self) -> Iterator[Program]:
         """Yield the graphs of the higher-order ops in this one, and those in them."""
         for node in self.model.graph.nodes:
             body = getattr(self.model, str(node.target), None) if node.op == "get_attr" else None
             if isinstance(body, GraphModule):
-                program = Program(body, {}, is_nested=True)
+                program = Program(body, {}, f"{self.name}.{node.target}".lstrip("."))
                 yield program
                 yield from program.nested()
 

@@ -12,6 +12,7 @@ import torch
 from torch import nn
 from torch.fx import GraphModule
 
+import quantmark
 from quantmark import InputError, UnsafeModelError, configs
 from quantmark.checks import CODES, KINDS, Finding, Report, Severity, check
 from support.flow import minmax_config, quantize
@@ -140,3 +141,26 @@ def test_anything_else_is_refused(model: object) -> None:
 def test_the_backend_is_named() -> None:
     assert check(_converted(), configs.xnnpack()).backend == "xnnpack"
     assert check(_converted()).backend == ""
+
+
+def test_a_finding_in_a_branch_says_which() -> None:
+    class Branched(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            torch.manual_seed(0)
+            self.conv = nn.Conv2d(3, 3, 1)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            y: torch.Tensor = torch.cond(
+                x.sum() > 0, lambda v: self.conv(v).relu(), lambda v: self.conv(-v).relu(), (x,)
+            )
+            return y
+
+    result = quantmark.quantize(Branched().eval(), [(X[0],), (-X[0],)], GENERIC, progress=False)
+    assert result.report.findings == ()
+    branch = result.model.false_graph_0
+    assert isinstance(branch, GraphModule)
+    set_qparams(quantize_after(the(branch, "relu")), zero_point=0)
+    (found,) = check(result.model, GENERIC).findings
+    assert (found.code, found.node) == ("QM201", "false_graph_0.relu")
+    assert check(result.model, GENERIC, suppress=["QM201:false_graph_0.*"]).findings == ()
