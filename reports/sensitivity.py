@@ -52,9 +52,11 @@ class SensitivityBench:
     def __post_init__(self) -> None:
         self.found = explain(self.graph)
         self.parts = _parts(self.graph, self.found, self.by)
-        self.all = frozenset(node for node in self.graph.graph.nodes if is_dequantize(node))
+        self.pairs = _Pairs.of(self.graph)
+        everything = frozenset(self.pairs.dequantizes)
+        self.active = [everything, *(pairs for _, pairs in self.parts)]
         self.fresh = writes_in_place(self.graph) or draws(self.graph)
-        self.bounds = {stand_in: block.bounds for stand_in, block in erased_blocks(self.graph).items()}
+        self.below = [_below(self.graph, active) for active in self.active] if not self.fresh else []
 
     @property
     def runs_per_batch(self) -> int:
@@ -65,19 +67,20 @@ class SensitivityBench:
         """Run each part on each batch, one at a step."""
         for batch in batches:
             self.batches += 1
-            interpreter = _Partly(self.graph, frozenset(), self.bounds)
+            interpreter = _Partly(self.graph, self.pairs, frozenset())
             wanted = tree_leaves(replay_with(interpreter, batch))
-            for index, active in enumerate([self.all, *(pairs for _, pairs in self.parts)]):
-                found = tree_leaves(self._run(interpreter.env, active, batch))
+            for index in range(len(self.active)):
+                found = tree_leaves(self._run(index, interpreter.env, batch))
                 for place, (ours, theirs) in enumerate(zip(wanted, found, strict=True)):
                     if is_real(ours) and is_real(theirs) and ours.shape == theirs.shape:
                         self.sums.setdefault((index, place), Energies()).add(ours, theirs)
                 yield
 
-    def _run(self, known: dict[Node, Any], active: frozenset[Node], batch: Sequence[Any]) -> Any:
+    def _run(self, index: int, known: dict[Node, Any], batch: Sequence[Any]) -> Any:
+        interpreter = _Partly(self.graph, self.pairs, self.active[index])
         if self.fresh:  # what was computed before may have been written into since; the same numbers must be drawn
-            return replay_with(_Partly(self.graph, active, self.bounds), batch)
-        return _Partly(self.graph, active, self.bounds).run_below(known)
+            return replay_with(interpreter, batch)
+        return interpreter.run_below(known, self.below[index])
 
     def sensitivity(self) -> Sensitivity:
         """Return what was found.
@@ -106,25 +109,53 @@ class SensitivityBench:
         )
 
 
-class _Partly(Interpreter):
-    """Runs a graph with some of its dequantizes in force; the value that another gives back passes as it is.
+@dataclass(frozen=True)
+class _Pairs:
+    """The quantize/dequantize pairs of a graph.
 
-    Where an activation was erased, because saturation stands for it, it is applied instead.
+    Args:
+        quantizes: each, with the value that it reads.
+        dequantizes: each, with its quantize.
+        bounds: values whose activation was erased, because saturation stands for it, with its bounds.
     """
 
-    def __init__(self, graph: GraphModule, active: frozenset[Node], bounds: Mapping[Node, Bounds]) -> None:
+    quantizes: Mapping[Node, Node]
+    dequantizes: Mapping[Node, Node]
+    bounds: Mapping[Node, Bounds]
+
+    @classmethod
+    def of(cls, graph: GraphModule) -> _Pairs:
+        nodes = graph.graph.nodes
+        quantizes = {node: node.args[0] for node in nodes if is_quantize(node)}
+        dequantizes = {node: node.args[0] for node in nodes if is_dequantize(node) and node.args[0] in quantizes}
+        return cls(quantizes, dequantizes, {node: block.bounds for node, block in erased_blocks(graph).items()})
+
+
+def _below(graph: GraphModule, active: frozenset[Node]) -> list[Node]:
+    """Return the nodes, in order, whose values depend on an active dequantize, and the output."""
+    found: set[Node] = set(active)
+    for node in graph.graph.nodes:
+        if not found.isdisjoint(node.all_input_nodes) or node.op == "output":
+            found.add(node)
+    return [node for node in graph.graph.nodes if node in found]
+
+
+class _Partly(Interpreter):
+    """Runs a graph with some of its dequantizes in force; the value that another gives back passes as it is."""
+
+    def __init__(self, graph: GraphModule, pairs: _Pairs, active: frozenset[Node]) -> None:
         super().__init__(graph, garbage_collect_values=False)
-        self.nodes = graph.graph.nodes
+        self.pairs = pairs
         self.active = active
-        self.bounds = bounds
 
     def run_node(self, n: Node) -> Any:
-        source = n.args[0] if n.args else None
-        if is_quantize(n) and isinstance(source, Node):
-            bounds = self.bounds.get(source)
+        source = self.pairs.quantizes.get(n)
+        if source is not None:
+            bounds = self.pairs.bounds.get(source)
             return self.env[source] if bounds is None else self.env[source].clamp(bounds.lower, bounds.upper)
-        if is_dequantize(n) and isinstance(source, Node) and is_quantize(source):
-            return self._round(source, n) if n in self.active else self.env[source]
+        quantize = self.pairs.dequantizes.get(n)
+        if quantize is not None:
+            return self._round(quantize, n) if n in self.active else self.env[quantize]
         return super().run_node(n)
 
     def _round(self, quantize: Node, dequantize: Node) -> Any:
@@ -133,18 +164,14 @@ class _Partly(Interpreter):
         args, kwargs = self.fetch_args_kwargs_from_env(dequantize)
         return self.call_function(dequantize.target, (codes, *args[1:]), kwargs)
 
-    def run_below(self, known: dict[Node, Any]) -> Any:
-        """Return the outputs, computing anew only what depends on an active dequantize."""
+    def run_below(self, known: dict[Node, Any], nodes: list[Node]) -> Any:
+        """Return the outputs, computing the nodes anew and taking the other values as known."""
         changed: dict[Node, Any] = {}
         self.env = ChainMap(changed, known)  # type: ignore[assignment]  # looked up in, and written to, alike
-        output = None
         with torch.no_grad():
-            for node in self.nodes:
-                if node.op == "output":
-                    output = super().run_node(node)
-                elif node in self.active or any(value in changed for value in node.all_input_nodes):
-                    changed[node] = self.run_node(node)
-        return output
+            for node in nodes:
+                changed[node] = self.run_node(node)
+        return changed[nodes[-1]]
 
 
 class _About(NamedTuple):
