@@ -17,9 +17,12 @@ def blocks(language: str) -> list[str]:
     return re.findall(rf"^```{language}\n(.*?)^```", README, re.MULTILINE | re.DOTALL)
 
 
-def test_the_python_blocks_run_one_after_the_other(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_python_blocks_run_one_after_the_other(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
     found = blocks("python")
-    assert len(found) == 3
+    assert len(found) == 4
     namespace: dict[str, object] = {"__name__": "readme"}
     for number, block in enumerate(found):
         exec(compile(block, f"README block {number}", "exec"), namespace)
