@@ -11,7 +11,9 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from .files import backend_config, load_program, step
+from ..observers.errors import InputError
+from .files import load_program, load_ranges, step
+from .options import Options, backend_config
 from .quiet import quiet
 
 if TYPE_CHECKING:
@@ -24,6 +26,8 @@ def check(
     model: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="MODEL.pt2")],
     *,
     backend: Annotated[str | None, tyro.conf.arg(metavar="NAME")] = None,
+    options: Options = (),
+    ranges: Annotated[Path | None, tyro.conf.arg(metavar="RANGES.json")] = None,
     suppress: Annotated[tuple[str, ...], tyro.conf.arg(metavar="CODE[:NODE]")] = (),
     json: bool = False,
 ) -> int:
@@ -32,15 +36,20 @@ def check(
     Args:
         model: the quantized program, as torch.export.save wrote it.
         backend: hold it against this backend's rules (see `backends`); by default against those of any.
+        options: options of the backend, such as activation=int16 (`backends` lists them).
+        ranges: a table that `ranges` measured on the float program: qparams that serve the values badly are found too.
         suppress: findings to leave out, as QM201 or QM201:relu_*.
         json: print the findings as JSON.
     """
-    config = backend_config(backend) if backend else None
+    if options and backend is None:
+        raise InputError("--set sets options of a backend: give --backend too")
+    config = backend_config(backend, options) if backend else None
+    table = load_ranges(ranges) if ranges is not None else None
     program = load_program(model)
     with step("Checking"), quiet():
         from ..checks import check as find
 
-        report = find(program, config, suppress=suppress)
+        report = find(program, config, table, suppress=suppress)
     console = Console()
     if json:
         console.out(report.to_json(), highlight=False)

@@ -8,8 +8,10 @@ from typing import TYPE_CHECKING, Annotated
 import tyro
 from rich.console import Console
 
-from .files import backend_config, load_program, step, whole_file
+from .files import step, whole_file
+from .options import Options, backend_config
 from .quiet import quiet
+from .source import Function, Model, read_model
 
 if TYPE_CHECKING:
     from torch.export import ExportedProgram
@@ -20,9 +22,11 @@ if TYPE_CHECKING:
 
 
 def explain(
-    model: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="MODEL.pt2")],
+    model: Model = None,
     *,
+    function: Function = None,
     backend: Annotated[str, tyro.conf.arg(metavar="NAME")],
+    options: Options = (),
     data: Annotated[Path | None, tyro.conf.arg(metavar="CALIB")] = None,
     ranges: Annotated[Path | None, tyro.conf.arg(metavar="RANGES.json")] = None,
     json: bool = False,
@@ -35,14 +39,17 @@ def explain(
 
     Args:
         model: the float program, as torch.export.save wrote it.
+        function: in its stead a function of yours, which is called (so this runs code): it returns an ExportedProgram,
+            or a module and a tuple of example inputs.
         backend: whose rules to follow (see `backends`).
+        options: options of the backend, such as activation=int16 (`backends` lists them).
         data: calibration data, as for `quantize`.
         ranges: a table that `ranges` measured, or that was written by hand.
         json: print all of it as JSON.
         output: write it as one HTML page instead.
     """
-    config = backend_config(backend)
-    program = load_program(model)
+    config = backend_config(backend, options)
+    program, title = read_model(model, function)
     console = Console()
     if output is None:
         found, _ = _explained(program, config, data, ranges)
@@ -57,7 +64,7 @@ def explain(
         from ..reports.page import page
 
         found, report = _explained(program, config, data, ranges)
-        draft.write_text(page(found, report, title=model.name), encoding="utf-8")
+        draft.write_text(page(found, report, title=title), encoding="utf-8")
     console.out(str(output), highlight=False)
 
 
@@ -65,7 +72,7 @@ def _explained(
     program: ExportedProgram, config: BackendConfig, data: Path | None, ranges: Path | None
 ) -> tuple[Explanation, Report | None]:
     """Return what is done to the program, and what the checks find where there is enough to convert it."""
-    with quiet():
+    with step("Starting"), quiet():
         from ..reports import explain as of_quantizer
         from .run import annotate, explained, run_quantizer
 

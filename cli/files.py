@@ -19,7 +19,6 @@ if TYPE_CHECKING:
 
     from torch.export import ExportedProgram
 
-    from ..configs.base import BackendConfig
     from ..observers.table import RangeTable
 
 
@@ -71,33 +70,6 @@ def require_file(path: Path, what: str) -> None:
         path.open("rb").close()
     except OSError as error:
         raise InputError(f"the {what} {path} can't be read: {error.strerror}") from None
-
-
-def backend_config(name: str) -> BackendConfig:
-    """Return the config of a backend, as its factory makes it by default.
-
-    Raises:
-        InputError: if there is no such backend; names the nearest.
-    """
-    known = backend_names()
-    if name not in known:
-        from ..observers.fields import nearest
-
-        raise InputError(f"there is no backend {name!r}; there are {', '.join(known)}{nearest(name, known)}")
-    from .. import configs
-
-    found: BackendConfig = getattr(configs, name)()
-    return found
-
-
-def backend_names() -> list[str]:
-    """Return the names of the backends: the factories in `configs`."""
-    import inspect
-
-    with quiet():
-        from .. import configs
-
-    return [name for name in configs.__all__ if inspect.isfunction(getattr(configs, name))]
 
 
 @contextmanager

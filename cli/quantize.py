@@ -11,13 +11,17 @@ from rich.console import Console
 
 from ..observers.errors import InputError
 from .check import UNSAFE, findings_table
-from .files import backend_config, load_program, step, whole_file
+from .files import step, whole_file
+from .options import Options, backend_config
+from .source import Function, Model, read_model
 
 
 def quantize(
-    model: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="MODEL.pt2")],
+    model: Model = None,
     *,
+    function: Function = None,
     backend: Annotated[str, tyro.conf.arg(metavar="NAME")],
+    options: Options = (),
     output: Annotated[Path, tyro.conf.arg(aliases=["-o"], metavar="OUT.pt2")],
     data: Annotated[Path | None, tyro.conf.arg(metavar="CALIB")] = None,
     ranges: Annotated[Path | None, tyro.conf.arg(metavar="RANGES.json")] = None,
@@ -27,20 +31,23 @@ def quantize(
 
     Args:
         model: the float program, as torch.export.save wrote it.
+        function: in its stead a function of yours, which is called (so this runs code): it returns an ExportedProgram,
+            or a module and a tuple of example inputs.
         backend: whose rules to follow (see `backends`).
+        options: options of the backend, such as activation=int16 (`backends` lists them).
         output: where the quantized program goes, ready to be lowered. Written whole, or not at all.
         data: calibration data: .npz, .safetensors, .pt (tensors only), or a folder of them, each file a batch. Arrays
             are named as the model's inputs, or in their order. Needed unless there are --ranges.
         ranges: a table that `ranges` measured, or that was written by hand; decides instead of the data.
         report: one HTML page on what was done and why, SQNR on the data, and what the checks found.
     """
-    config = backend_config(backend)
+    config = backend_config(backend, options)
     if data is None and ranges is None:
         raise InputError("nothing to quantize by: give --data, --ranges or both")
     with ExitStack() as files:
         draft = files.enter_context(whole_file(output))
         page_draft = files.enter_context(whole_file(report)) if report else None
-        program = load_program(model)
+        program, title = read_model(model, function)
         from ..reports.words import counted
         from .run import explained, export_again, note, run_quantizer, save
 
@@ -51,7 +58,7 @@ def quantize(
             from ..reports.page import page
 
             found = explained(done, program, data)
-            page_draft.write_text(page(found, done.report, title=model.name), encoding="utf-8")
+            page_draft.write_text(page(found, done.report, title=title), encoding="utf-8")
     for message in done.record.messages:
         note(f"note: {message}")
     console = Console()

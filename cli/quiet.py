@@ -15,10 +15,10 @@ if TYPE_CHECKING:
 
 
 @contextmanager
-def quiet() -> Iterator[None]:
-    """Keep back Python warnings, and log messages below ERROR."""
+def quiet(level: int = logging.WARNING) -> Iterator[None]:
+    """Keep back Python warnings, and log messages up to a level."""
     before = logging.root.manager.disable
-    logging.disable(logging.WARNING)
+    logging.disable(level)
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")

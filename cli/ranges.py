@@ -8,13 +8,15 @@ from typing import Annotated, Literal
 import tyro
 from rich.console import Console
 
-from .files import load_program, whole_file
+from .files import whole_file
 from .quiet import quiet
+from .source import Function, Model, read_model
 
 
 def ranges(
-    model: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="MODEL.pt2")],
+    model: Model = None,
     *,
+    function: Function = None,
     data: Annotated[Path, tyro.conf.arg(metavar="CALIB")],
     output: Annotated[Path, tyro.conf.arg(aliases=["-o"], metavar="RANGES.json")],
     estimator: Literal["histogram", "minmax"] = "histogram",
@@ -23,13 +25,15 @@ def ranges(
 
     Args:
         model: the float program, as torch.export.save wrote it.
+        function: in its stead a function of yours, which is called (so this runs code): it returns an ExportedProgram,
+            or a module and a tuple of example inputs.
         data: calibration data: .npz, .safetensors, .pt (tensors only), or a folder of them, each file a batch. Arrays
             are named as the model's inputs, or in their order.
         output: where the table goes, as JSON that can be read and edited.
         estimator: keep a histogram of each tensor too, or its minimum and maximum alone.
     """
     with whole_file(output) as draft:
-        program = load_program(model)
+        program, _ = read_model(model, function)
         with quiet():
             from ..annotators.measure import observe_ranges
             from ..workflow import track

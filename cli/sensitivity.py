@@ -9,14 +9,18 @@ from typing import Annotated, Literal
 import tyro
 from rich.console import Console
 
-from .files import backend_config, load_program, whole_file
+from .files import whole_file
+from .options import Options, backend_config
 from .quiet import quiet
+from .source import Function, Model, read_model
 
 
 def sensitivity(
-    model: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="MODEL.pt2")],
+    model: Model = None,
     *,
+    function: Function = None,
     backend: Annotated[str, tyro.conf.arg(metavar="NAME")],
+    options: Options = (),
     data: Annotated[Path, tyro.conf.arg(metavar="CALIB")],
     test: Annotated[Path | None, tyro.conf.arg(metavar="DATA")] = None,
     by: Literal["block", "family", "module"] = "block",
@@ -29,17 +33,20 @@ def sensitivity(
 
     Args:
         model: the float program, as torch.export.save wrote it.
+        function: in its stead a function of yours, which is called (so this runs code): it returns an ExportedProgram,
+            or a module and a tuple of example inputs.
         backend: whose rules to follow (see `backends`).
+        options: options of the backend, such as activation=int16 (`backends` lists them).
         data: calibration data, as for `quantize`.
         test: other data to measure on; the calibration data by default.
         by: what a part is: a block (or quantized op, or join), a branch family, or a module.
         json: print all of it as JSON.
         node_data: write the numbers for Model Explorer, too.
     """
-    config = backend_config(backend)
+    config = backend_config(backend, options)
     console = Console()
     with whole_file(node_data) if node_data is not None else nullcontext() as draft:
-        program = load_program(model)
+        program, _ = read_model(model, function)
         with quiet():
             from ..reports import node_data as as_node_data
             from ..workflow import sensitivity as measured
