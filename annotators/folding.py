@@ -44,6 +44,12 @@ _TORCHAO_FOLDS: Final = frozenset(
 _STATISTICS: Final = ("weight", "bias", "running_mean", "running_var")
 
 
+def gets_bias(head: Node) -> bool:
+    """Tell whether torchao gives the head a bias when it folds the batch norm behind it after training."""
+    readers = users(head)
+    return head.target in _TORCHAO_FOLDS and len(readers) == 1 and op_name(readers[0]) == "batch_norm"
+
+
 def is_folded(head: Node, norm: Node, rule: HeadRule, config: BackendConfig, *, per_channel: bool) -> bool:
     """Tell whether the batch norm behind a head will be gone after conversion, so that it belongs to the block."""
     if op_name(norm) != "batch_norm" or (rule.transposed and argument(head, "groups") != 1):

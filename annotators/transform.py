@@ -6,6 +6,8 @@
 * Scalar operands of add, sub, rsub and mul become constants, which can be quantized; rsub becomes sub.
 * An op that shares its bias with another gets a copy, where the backend quantizes float biases by itself: it does so
   once per tensor, with the input scale of the first op that reads it (XNNPACK on a layer called twice: 1 dB).
+* In training, a convolution without a bias gets one of zeros before its batch norm, where the backend's bias is int32:
+  folding makes a bias of it, which would stay float.
 * Clamps in a row become one, and every clamp is spelled as relu, hardtanh or clamp, by its bounds: backends fold
   some spellings only, and a relu6 is a relu6 however it is written.
 
@@ -23,6 +25,7 @@ from torchao.quantization.pt2e.utils import _fuse_conv_bn_
 from ..configs.base import BiasKind
 from ..configs.ops import HEADS
 from .blocks import clamp_bounds
+from .folding import gets_bias
 from .graph import EXPORTED_AS, argument, constant_value, is_float_tensor, is_in_place, op_name, value_of
 from .masks import masks_out
 from .memory import Memory
@@ -58,8 +61,8 @@ def transform(model: GraphModule, config_of: Callable[[Node], BackendConfig | No
             changed |= memory.make_functional(node)
         if config is not None and name in _SCALAR_OPS and config.ops.constants and not is_in_place(node):
             changed |= _lift_scalar(model, node, config)
-        if config is not None and name in HEADS and config.bias.kind is BiasKind.FLOAT and not config.is_qat:
-            changed |= _own_bias(model, node, biases)
+        if config is not None and name in HEADS and (config.bias.kind is BiasKind.FLOAT) is not config.is_qat:
+            changed |= _zero_bias(model, node) if config.is_qat else _own_bias(model, node, biases)
         _remember(node, exported_as)
     clamps = [node for node in model.graph.nodes if clamp_bounds(node) is not None]
     for node in reversed(clamps):  # from the last clamp of a row, which swallows the others
@@ -139,6 +142,36 @@ def _own_bias(model: GraphModule, node: Node, taken: set[str]) -> bool:
     return True
 
 
+def _zero_bias(model: GraphModule, node: Node) -> bool:
+    """Give a convolution before a batch norm the bias that folding will make, so that it is quantized in training."""
+    rule, value = HEADS[op_name(node)], value_of(node)
+    if rule.bias is None or argument(node, rule.bias) is not None or not gets_bias(node):
+        return False
+    if not isinstance(value, torch.Tensor):
+        return False
+    zeros = torch.zeros(int(value.shape[1]), dtype=value.dtype, device=value.device)
+    # A parameter, since torchao writes the folded bias over it as one; the batch norm's bias is what is trained.
+    bias = torch.nn.Parameter(zeros, requires_grad=False)
+    constant = _read_constant(model, node, f"_bias_of_{node.name}", bias)
+    args = [argument(node, index) for index in range(max(len(node.args), rule.bias + 1))]
+    args[rule.bias] = constant
+    node.args = tuple(args)
+    return True
+
+
+def _read_constant(model: GraphModule, node: Node, name: str, tensor: torch.Tensor) -> Node:
+    """Return a node, before `node`, that reads a new parameter or buffer."""
+    if isinstance(tensor, torch.nn.Parameter):
+        model.register_parameter(name, tensor)
+    else:
+        model.register_buffer(name, tensor)
+    with node.graph.inserting_before(node):
+        constant = node.graph.get_attr(name)
+    mode = getattr(value_of(node), "fake_mode", None)
+    constant.meta["val"] = mode.from_tensor(tensor.detach()) if mode is not None else tensor.detach()
+    return constant
+
+
 def _name(target: torch._ops.OpOverload) -> str:
     return target._schema.name.removeprefix("aten::")
 
@@ -185,10 +218,4 @@ def _constant(model: GraphModule, node: Node, value: float) -> Node | None:
     tensor = torch.full((1,), value, dtype=fake.dtype, device=fake.device)
     if fake.dtype.itemsize < 4 and tensor.float() != torch.tensor(value, dtype=torch.float32, device=fake.device):
         return None  # a scalar beside half precision is used in single precision
-    name = f"_scalar_of_{node.name}"
-    model.register_buffer(name, tensor)
-    with node.graph.inserting_before(node):
-        constant = node.graph.get_attr(name)
-    mode = getattr(fake, "fake_mode", None)
-    constant.meta["val"] = mode.from_tensor(tensor) if mode is not None else tensor
-    return constant
+    return _read_constant(model, node, f"_scalar_of_{node.name}", tensor)
