@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import sys
 import tempfile
 from pathlib import Path
@@ -75,6 +76,7 @@ _COMMANDS: Final[dict[str, Callable[..., int | None]]] = {
 
 def main() -> None:
     """Run the command line."""
+    before = signal.signal(signal.SIGTERM, signal.default_int_handler)  # so that no draft of an output is left then
     try:
         status = tyro.extras.subcommand_cli_from_dict(_COMMANDS, prog="quantmark", description=_ABOUT)
     except QuantmarkError as error:
@@ -83,6 +85,8 @@ def main() -> None:
     except KeyboardInterrupt:
         _say_error("interrupted")
         sys.exit(USER_ERROR)
+    finally:
+        signal.signal(signal.SIGTERM, before)
     sys.exit(status or 0)
 
 

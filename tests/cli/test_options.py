@@ -5,8 +5,12 @@ from __future__ import annotations
 import inspect
 import json
 import re
+import signal
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -56,7 +60,7 @@ def module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     (tmp_path / "users_broken.py").write_text("import a_package_that_is_not_there\n")
     np.savez(tmp_path / "calib.npz", torch.randn(8, 8).numpy())
     monkeypatch.chdir(tmp_path)
-    monkeypatch.delitem(__import__("sys").modules, "users_model", raising=False)
+    monkeypatch.delitem(sys.modules, "users_model", raising=False)
     return tmp_path
 
 
@@ -190,6 +194,52 @@ def test_help_suffices(run: Run, command: str) -> None:
     assert ("--set NAME=VALUE options of the backend" in plain) == (
         command in {"quantize", "explain", "sensitivity", "check"}
     )
+
+
+X = torch.randn(8, 8).numpy()
+
+
+@pytest.mark.parametrize("command", ["ranges", "quantize", "sensitivity"])
+@pytest.mark.parametrize(
+    ("arrays", "message"),
+    [
+        ({"arr_0": X[:, :7]}, r"data.npz: input has shape \(8, 7\), the model takes \(2, 8\)"),
+        ({"a": X, "b": X}, "data.npz lacks input; it holds a, b"),
+        ({"arr_0": X[:0]}, r"data.npz: input is empty, of shape \(0, 8\)"),
+        (
+            {"arr_0": X * np.nan},
+            r"data.npz: input holds 64 NaN or infinite value\(s\), first in row 0; mend or .*",
+        ),
+        ({"arr_0": X.astype(int)}, "data.npz: input is of torch.int64, the model takes torch.float32"),
+    ],
+)
+def test_data_that_do_not_fit_are_one_line(
+    module: Path, run: Run, command: str, arrays: dict[str, np.ndarray[Any, Any]], message: str
+) -> None:
+    np.savez("data.npz", **arrays)
+    given = ["--model", "users_model:pair", "--data", "data.npz"]
+    given += [] if command == "ranges" else ["--backend", "xnnpack"]
+    given += [] if command == "sensitivity" else ["-o", "out"]
+    before = sorted(path.name for path in module.iterdir())
+    status, out, err = run(command, *given)
+    assert (status, out) == (2, "")
+    assert re.fullmatch(f"error: {message}", err.strip()), err
+    assert sorted(path.name for path in module.iterdir() if path.name != "__pycache__") == before
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_run_that_is_stopped_leaves_nothing(module: Path, number: int) -> None:
+    (module / "stops.py").write_text(
+        f"import os\ndef model():\n    os.kill(os.getpid(), {int(number)})\n    return 0\n"
+    )
+    (module / "out.pt2").write_text("the old one")
+    command = [sys.executable, "-m", "quantmark", "quantize", "--model", "stops:model", "--backend", "xnnpack"]
+    done = subprocess.run(
+        [*command, "--data", "calib.npz", "-o", "out.pt2"], capture_output=True, text=True, check=False
+    )
+    assert (done.returncode, done.stdout, done.stderr) == (2, "", "error: interrupted\n")
+    assert (module / "out.pt2").read_text() == "the old one"
+    assert [path.name for path in module.iterdir() if path.name.startswith(".")] == []
 
 
 def test_check_with_ranges(tmp_path: Path, run: Run) -> None:
