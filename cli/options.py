@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, get_args, get_
 import tyro
 
 from ..observers.errors import InputError, UnsupportedOptionError
-from ..observers.fields import alternatives, nearest
 from .files import step
 from .quiet import quiet
 
@@ -68,6 +67,8 @@ def backend_names() -> list[str]:
 def _factory(name: str) -> Callable[..., BackendConfig]:
     known = backend_names()
     if name not in known:
+        from ..observers.fields import nearest
+
         raise InputError(f"there is no backend {name!r}; there are {', '.join(known)}{nearest(name, known)}")
     from .. import configs
 
@@ -84,6 +85,8 @@ def _kinds(make: Callable[..., BackendConfig]) -> dict[str, Any]:
 
 
 def _read(backend: str, make: Callable[..., BackendConfig], key: str, text: str) -> object:
+    from ..observers.fields import alternatives, nearest  # torch, which --help need not wait for
+
     kinds = _kinds(make)
     if key not in kinds:
         raise UnsupportedOptionError(f"{backend} has no option {key!r}; it has {_listed(make)}{nearest(key, kinds)}")
@@ -119,6 +122,8 @@ def _value(kind: Any, text: str) -> object:
 
 def _words(kind: Any) -> str:
     """Return the words that an annotation takes, or "" if none of its values is a word."""
+    from ..observers.fields import alternatives
+
     if get_origin(kind) is Literal:
         return ", ".join(get_args(kind))
     if isinstance(kind, type) and issubclass(kind, Enum):

@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Annotated
 import tyro
 
 from ..observers.errors import InputError
-from ..observers.fields import nearest
 from .files import load_program, step
 from .quiet import quiet
 
@@ -53,6 +52,8 @@ def _called(target: str) -> ExportedProgram:
             raise InputError(f"{where}: importing {module_name} failed: {_first_line(error)}") from None
         made = getattr(module, name, None)
         if not callable(made):
+            from ..observers.fields import nearest
+
             raise InputError(f"{where}: {module_name} has no function {name}{nearest(name, dir(module))}")
         try:
             found = made()
