@@ -128,7 +128,8 @@ class _Pairs:
         nodes = graph.graph.nodes
         quantizes = {node: node.args[0] for node in nodes if is_quantize(node)}
         dequantizes = {node: node.args[0] for node in nodes if is_dequantize(node) and node.args[0] in quantizes}
-        return cls(quantizes, dequantizes, {node: block.bounds for node, block in erased_blocks(graph).items()})
+        erased = {node: block.bounds for node, block in erased_blocks(graph).items() if block.bounds.is_bounded}
+        return cls(quantizes, dequantizes, erased)
 
 
 def _below(graph: GraphModule, active: frozenset[Node]) -> list[Node]:

@@ -135,13 +135,17 @@ class _Bench:
     def __post_init__(self) -> None:
         self.nodes = {node.name: node for node in self.quantized.graph.nodes}
         self.rank = {name: index for index, name in enumerate(self.nodes)}
-        self.erased = {stand_in: block.output.name for stand_in, block in erased_blocks(self.quantized).items()}
+        self.erased: dict[Node, str] = {}
         references = {node.name: node for node in self.reference.graph.nodes}
         self.twins = {name: n for name, n in references.items() if self._is_twin(n, self.nodes.get(name))}
-        for stand_in, name in self.erased.items():
-            if name in references:
-                self.twins[name] = self.nodes[name] = references[name]
-                self.rank[name] = self.rank[stand_in.name]
+        self.twins |= self._twins_by_origin()
+        origin = {self.nodes[name]: node.name for name, node in self.twins.items()}
+        for stand_in, block in erased_blocks(self.quantized, origin).items():
+            name = self.erased[stand_in] = block.output.name
+            self.nodes[name], self.rank[name] = block.output, self.rank[stand_in.name]
+            twin = references.get(name) or self.twins.get(stand_in.name)
+            if twin is not None:
+                self.twins[name] = twin
         self.copies = writes_in_place(self.reference)
         found = kept(self.quantized)
         self.members = sharing_members(found.record) if found is not None and found.record is not None else []
@@ -155,12 +159,30 @@ class _Bench:
             and not is_constant(node)
         )
 
+    def _twins_by_origin(self) -> dict[str, Node]:
+        """Return the twins of nodes that were written anew (convolutions in training): the one such op of a module."""
+        left, there = self._by_origin(self.quantized), self._by_origin(self.reference)
+        return {
+            nodes[0].name: there[key][0] for key, nodes in left.items() if len(nodes) == len(there.get(key, ())) == 1
+        }
+
+    def _by_origin(self, graph: GraphModule) -> dict[tuple[str, str], list[Node]]:
+        found: dict[tuple[str, str], list[Node]] = {}
+        for node in graph.graph.nodes:
+            if node.op == "call_function" and node.name not in self.twins and op_name(node) and not is_constant(node):
+                found.setdefault((op_name(node), module_path(node)), []).append(node)
+        return found
+
     def run(self, batch: Sequence[Any]) -> None:
         values: dict[str, Tensor] = {}
 
+        wanted_as: dict[Node, list[str]] = {}
+        for name, node in self.twins.items():
+            wanted_as.setdefault(node, []).append(name)
+
         def keep(node: Node, value: Any) -> Any:
-            if node.name in self.twins and is_real(value):
-                values[node.name] = snapshot(value, copy=self.copies)
+            if node in wanted_as and is_real(value):
+                values.update(dict.fromkeys(wanted_as[node], snapshot(value, copy=self.copies)))
             return value
 
         def compare(node: Node, value: Any) -> Any:

@@ -12,6 +12,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torchao.quantization.pt2e import move_exported_model_to_eval
 from torchao.quantization.pt2e.quantize_pt2e import convert_pt2e, prepare_pt2e
 
 from quantmark import BackendQuantizer, InputError, configs, measure_sqnr, quantize, sqnr_db
@@ -19,6 +20,7 @@ from quantmark.configs.base import BlockRules
 from quantmark.reports import Measurement, explain
 from quantmark.reports.measured import decibels
 from support.flow import export, minmax_config
+from support.flow import quantize as flow
 from support.models import whole_model
 from support.packed import packed
 
@@ -141,6 +143,18 @@ def test_a_block_whose_activation_is_erased_is_measured_all_the_same() -> None:
     )
     assert found.outputs == kept.outputs
     assert found.outputs[0].node == "relu_1"
+
+
+def test_a_trained_model_is_measured_block_by_block() -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.Conv2d(4, 4, 3), nn.BatchNorm2d(4))
+    x = torch.randn(8, 3, 8, 8)
+    done = flow(model.train(), (x,), minmax_config(is_qat=True), qat=True, train=move_exported_model_to_eval)
+    found = measure_sqnr(model.eval(), done.converted, [x], progress=False)
+    blocks = explain(done.converted).blocks
+    assert [block.output for block in blocks] == ["batch_norm", "batch_norm_1"]
+    assert all(found.of(block.output) > 25 for block in blocks), "their batch norms are folded away"
+    assert found.unmatched == ()
 
 
 def test_graphs_that_the_backend_rewrites_are_matched() -> None:
