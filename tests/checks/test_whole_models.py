@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from typing import Any
+
 import pytest
+import torch
 from torch.fx import GraphModule
 from torchao.quantization.pt2e.quantizer import Quantizer
 
+import quantmark
 from quantmark import configs
 from quantmark.checks import Finding, Severity, check
 from quantmark.configs import BackendConfig
 from support.flow import quantize
-from support.models import whole_model
+from support.models import WHOLE, whole_model
 
-XNNPACK, CADENCE = configs.xnnpack(estimator="minmax"), configs.cadence(estimator="minmax")
+XNNPACK, CADENCE, ARM = configs.xnnpack(estimator="minmax"), configs.cadence(estimator="minmax"), configs.arm_tosa()
 GENERIC = BackendConfig()
 
 
@@ -25,16 +30,34 @@ def alarms(graph: GraphModule, config: BackendConfig | None) -> list[Finding]:
     return [f for f in check(graph, config).findings if f.severity is not Severity.INFO]
 
 
-@pytest.mark.parametrize(
-    ("name", "config"),
-    [(name, config) for name in ("resnet", "shufflenet", "unet", "detector") for config in (XNNPACK, CADENCE)]
-    + [("encoder", GENERIC), ("keywords", CADENCE), ("sequence", XNNPACK)],
-    ids=lambda each: getattr(each, "name", each),
-)
+FAST = {("detector", "arm_tosa"), ("unet", "arm_tosa"), ("keywords", "cadence"), ("sequence", "xnnpack")} | {
+    (name, config) for name in ("resnet", "shufflenet", "unet", "detector") for config in ("xnnpack", "cadence")
+}
+
+
+def cases() -> Iterator[Any]:
+    for config in (XNNPACK, CADENCE, ARM):
+        for name in WHOLE:
+            marks = [pytest.mark.arm] if config is ARM else []
+            marks += [] if (name, config.name) in FAST else [pytest.mark.slow]
+            yield pytest.param(name, config, marks=marks, id=f"{name}-{config.name}")
+    yield pytest.param("encoder", GENERIC, id="encoder-generic")
+
+
+@pytest.mark.parametrize(("name", "config"), cases())
 def test_no_false_alarm(name: str, config: BackendConfig) -> None:
-    graph = converted(name, config)
-    assert alarms(graph, config) == []
-    assert check(graph, config).raise_if_unsafe().counts["weighted ops"] >= 4
+    """By what the observers saw, and by ranges that were measured apart, under the first export's names."""
+    model, calibration, _ = whole_model(name)
+    program = torch.export.export(model, calibration[0])
+    result = quantmark.quantize(program, calibration[:2], config, progress=False)
+    alarms = [f for f in result.report.findings if f.severity is not Severity.INFO]
+    assert alarms == []
+    assert result.report.raise_if_unsafe().counts["weighted ops"] >= 4
+    ranges = quantmark.observe_ranges(program, calibration[:2])
+    exported = torch.export.export(result.model, calibration[0])
+    for form in (result.model, exported):
+        alarms = [f for f in check(form, config, ranges).findings if f.severity is not Severity.INFO]
+        assert alarms == []
 
 
 def xnnpack_quantizer() -> Quantizer:
