@@ -6,12 +6,12 @@ GROUP_COLOURS: Final = 8
 
 STYLE: Final = """
 :root { color-scheme: light dark; --bg: #f6f7f9; --card: #fff; --ink: #1b2230; --soft: #5a6475; --line: #e0e4ea;
-  --track: #eef1f5; --zero: #9aa4b2; --red: #b3261e; --red-bg: #fbe9e7; --amber: #8a5a00; --amber-bg: #fdf1d8;
+  --track: #eef1f5; --zero: #7d8899; --red: #b3261e; --red-bg: #fbe9e7; --amber: #8a5a00; --amber-bg: #fdf1d8;
   --green: #1e6b3a; --green-bg: #e3f3e8; --accent: #2458c5;
-  --g0: #3367d6; --g1: #c4541a; --g2: #1f8a57; --g3: #8e44ad; --g4: #b8860b; --g5: #0f8b9d; --g6: #c2306b;
+  --g0: #3367d6; --g1: #c4541a; --g2: #1a7f4f; --g3: #8e44ad; --g4: #8f6800; --g5: #0b7586; --g6: #c2306b;
   --g7: #6b7a1f; }
 @media (prefers-color-scheme: dark) { :root { --bg: #12161d; --card: #1a2029; --ink: #e6eaf0; --soft: #9aa5b5;
-  --line: #2c3542; --track: #232b36; --zero: #5f6b7c; --red: #ff9a8f; --red-bg: #43211f; --amber: #f2c46d;
+  --line: #2c3542; --track: #232b36; --zero: #6f7c8f; --red: #ff9a8f; --red-bg: #43211f; --amber: #f2c46d;
   --amber-bg: #3b2f17; --green: #86d9a3; --green-bg: #1b3626; --accent: #8db2ff;
   --g0: #7aa5ff; --g1: #f0935c; --g2: #5cc795; --g3: #c58be0; --g4: #e0b84a; --g5: #56c5d6; --g6: #f07fae;
   --g7: #b3c258; } }
