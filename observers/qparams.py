@@ -30,6 +30,7 @@ from .fields import check_fields
 from .ranges import UNBOUNDED, Bounds, Range
 
 _UNIT: Final = Range(0.0, 1.0)  # stands in for a tensor that is 0 throughout: harmless to any kernel
+_MOST_HEADROOM: Final = 16.0
 DTYPES: Final = (torch.int8, torch.uint8, torch.int16, torch.uint16, torch.int32)
 _FLOAT32: Final = struct.Struct("<f")
 _FLOAT32_TINY: Final = float(torch.finfo(torch.float32).tiny)
@@ -46,6 +47,8 @@ class Scheme:
         quant_max: the largest code that may be used.
         symmetric: zero_point is 0 (the middle code where `dtype` is unsigned) instead of being chosen.
         eps: the floor of the scale, in real units. A range that needs a smaller scale loses resolution.
+        headroom: how much further than the range the codes reach, a factor >= 1: for values that calibration did not
+            see. Where an activation bounds the tensor there is none.
 
     Raises:
         ConfigError: if the codes don't fit the dtype, or the floor is not a positive normal float32.
@@ -56,6 +59,7 @@ class Scheme:
     quant_max: int = 127
     symmetric: bool = False
     eps: float = _FLOAT32_TINY
+    headroom: float = 1.0
 
     def __post_init__(self) -> None:
         check_fields(self, "scheme")
@@ -70,6 +74,8 @@ class Scheme:
             )
         if not _FLOAT32_TINY <= self.eps <= _FLOAT32_MAX:
             raise ConfigError(f"eps must be a normal float32 (>= {_FLOAT32_TINY:.4g}), got {self.eps}")
+        if not 1.0 <= self.headroom <= _MOST_HEADROOM:
+            raise ConfigError(f"headroom must be between 1 and {_MOST_HEADROOM:g}, got {self.headroom}")
         if not self.quant_min <= self.symmetric_zero_point <= self.quant_max and self.symmetric:
             raise ConfigError(
                 f"a symmetric scheme needs its zero point {self.symmetric_zero_point} among the codes "
@@ -156,7 +162,7 @@ def choose_qparams(range_: Range, scheme: Scheme, bounds: Bounds = UNBOUNDED) ->
     seen = range_.clamp(bounds).with_zero()
     if seen.min == seen.max:
         seen = _stand_in(bounds)
-    scale = scale_of(seen, scheme)
+    scale = scale_of(seen, replace(scheme, headroom=1.0) if bounds.is_bounded else scheme)
     if scheme.symmetric:
         return QParams(scale, scheme.symmetric_zero_point, scheme)
     zero_point = scheme.quant_min - round(seen.min / scale)
@@ -180,7 +186,7 @@ def scale_of(range_: Range, scheme: Scheme) -> float:
         scale = max(high / above if above else 0.0, -low / below if below else 0.0)
     else:
         scale = high / (scheme.quant_max - scheme.quant_min) - low / (scheme.quant_max - scheme.quant_min)
-    return max(_to_float32(scale), _to_float32(scheme.eps))
+    return max(_to_float32(scale * scheme.headroom), _to_float32(scheme.eps))
 
 
 def choose_channel_qparams(low: torch.Tensor, high: torch.Tensor, scheme: Scheme) -> tuple[torch.Tensor, torch.Tensor]:
