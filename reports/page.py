@@ -21,15 +21,22 @@ if TYPE_CHECKING:
     from ..checks import Report
     from .explanation import Explanation, FusedBlock, Op
     from .measured import Measurement
+    from .sensitive import Sensitivity
 
 _MODULES: Final = 16  # foldable lists of ops, at most, unless the model has more modules side by side
 _SHOWN: Final = frozenset({Status.BLOCK, Status.QUANTIZED, Status.JOINED})  # the ops that have a row of SQNR
 
 
-def page(found: Explanation, report: Report | None = None, *, title: str = "") -> str:
-    """Return an explanation as one HTML page, with the findings of the checks if there are any.
+def page(
+    found: Explanation, report: Report | None = None, sensitivity: Sensitivity | None = None, *, title: str = ""
+) -> str:
+    """Return an explanation as one HTML page.
 
-    SQNR stands beside the predicted losses where it was measured: see `explain` and `measure_sqnr`.
+    Args:
+        found: what `explain` returned; SQNR stands beside the predicted losses where it holds what was measured.
+        report: what the checks found, to be listed.
+        sensitivity: what each part costs by itself, to be listed.
+        title: of the page, the name of the model say.
     """
     name = title or "quantmark"
     modules = _by_prefix(found)
@@ -40,6 +47,7 @@ def page(found: Explanation, report: Report | None = None, *, title: str = "") -
         "Findings": _findings(report) if report is not None else "",
         "Messages": _messages(found.messages),
         "Accuracy": _accuracy(found, found.measured) if found.measured is not None else "",
+        "Sensitivity": _sensitivity(sensitivity) if sensitivity is not None else "",
         "Graph": _graph(found, anchors, headings),
         "Branches and joins": _decided(found),
         "Blocks": _blocks(found),
@@ -155,6 +163,21 @@ def _sqnr_rows(found: Explanation, measured: Measurement) -> Iterator[tuple[Cell
                 decibel_cell(each.sqnr_db, meter=True),
                 decibel_cell(each.rounding_db),
             )
+
+
+def _sensitivity(found: Sensitivity) -> str:
+    together = (decibel_cell(db, meter=True) for db in found.together_db)
+    rows: list[list[Cell | str]] = [["<b>all together</b>", "", *together]]
+    for part in found.parts:
+        name = place(part.name, part.module) if part.kind != "module" else f"<code>{escape(part.name or ROOT)}</code>"
+        rows.append([name, escape(part.title), *(decibel_cell(db, meter=True) for db in part.outputs_db)])
+    about = (
+        f"SQNR in dB at the outputs with one {found.by} quantized at a time and all else float, on "
+        f"{counted(found.batches, 'batches')}; the worst first."
+    )
+    headings = (found.by, "what", *found.outputs)
+    listed = table(headings, rows, label="Sensitivity", sort=True)
+    return f"{heading('Sensitivity', 'sensitivity')}<p class=soft>{about}</p>{listed}"
 
 
 # -- graph ----------------------------------------------------------------------------------------------------

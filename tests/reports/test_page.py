@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
-from quantmark import measure_sqnr
+from quantmark import measure_sqnr, sensitivity
 from quantmark import quantize as package_quantize
 from quantmark.annotators.quantizer import BackendQuantizer
 from quantmark.checks import check
@@ -128,6 +128,18 @@ def test_measured_numbers_stand_beside_predicted_ones() -> None:
     assert f'data-v="{sqnr.worst_db!r}"' in text, "the table sorts by the number itself"
     assert text.count("<table class=sort>") >= 3
     assert "Accuracy" not in page(explain(done.model))
+
+
+def test_sensitivity_is_listed() -> None:
+    model, (x,) = packed()
+    done = package_quantize(model, [x], minmax_config(), progress=False)
+    assert 'id="sensitivity"' not in page(explain(done.model))
+    for by in ("block", "module"):
+        costs = sensitivity(model, [x], minmax_config(), by=by, progress=False)
+        text = page(explain(done.model), done.report, costs)
+        section = text[text.index('<h2 id="sensitivity"') : text.index('<h2 id="graph"')]
+        assert section.count("<tr>") == 1 + 1 + len(costs.parts)
+        assert all(f'data-v="{part.worst_db!r}"' in section for part in costs.parts)
 
 
 def test_many_decisions_are_folded() -> None:
