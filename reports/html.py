@@ -79,6 +79,7 @@ def table(
     label: str,
     ids: Iterable[str] = (),
     sort: bool = False,
+    wide: bool = False,
 ) -> str:
     """Return a table in a box of its own, which scrolls where the table is too wide or too tall.
 
@@ -88,6 +89,7 @@ def table(
         label: what the table is, for those who hear the page.
         ids: the ids of the rows, in order, if they can be linked to.
         sort: let the reader sort it by any column.
+        wide: it holds sentences, which need room in a narrow window too.
     """
     listed = [[each if isinstance(each, Cell) else Cell(each) for each in row] for row in rows]
     names = [*ids] or [""] * len(listed)
@@ -96,7 +98,8 @@ def table(
         f"<tr{f' id={name}' if name else ''}>{''.join(map(_td, row))}</tr>"
         for name, row in zip(names, listed, strict=True)
     )
-    box = f'class="scroll{" tall" if len(listed) > _TALL else ""}" role=region tabindex=0 aria-label="{escape(label)}"'
+    kinds = f"scroll{' tall' if len(listed) > _TALL else ''}{' wide' if wide else ''}"
+    box = f'class="{kinds}" role=region tabindex=0 aria-label="{escape(label)}"'
     kind = " class=sort" if sort else ""
     return f"<div {box}><table{kind}><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>"
 

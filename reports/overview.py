@@ -84,7 +84,7 @@ def _units(found: Explanation, anchors: dict[str, str]) -> Iterator[Unit]:
             op.node,
             f"{op.status.value}{' shared' if op.status is not Status.FLOAT and _shares(found, op) else ''}",
             op.node,
-            block.title if block is not None else op.op,
+            "" if op.node.rstrip("_0123456789") == (title := block.title if block is not None else op.op) else title,
             tuple(name for member in members for name in member.reads if name not in inside),
             frozenset(edge.value for edge in edges if edge.requantized),
             op.output == "" and op.status is not Status.FUSED,

@@ -107,7 +107,9 @@ def _findings(report: Report) -> str:
                 f"{escape(finding.message)}. <span class=soft>{mend}.</span>",
             )
         )
-    listed = table(("severity", "code", "node", "finding"), rows, label="Findings", sort=True) if rows else ""
+    listed = (
+        table(("severity", "code", "node", "finding"), rows, label="Findings", sort=True, wide=True) if rows else ""
+    )
     return f"{heading('Findings', 'findings')}<p class=soft>{escape(report.summary())}</p>{listed}"
 
 
@@ -226,7 +228,7 @@ def _blocks(found: Explanation) -> str:
         row += [decibel_cell(measured.of(block.output))] if measured is not None else []
         row += [f"<span class=soft>{escape(block.unfused)}</span>"] if unfused else []
         rows.append(row)
-    return f"{heading('Blocks', 'blocks')}{table(headings, rows, label='Blocks', sort=True)}"
+    return f"{heading('Blocks', 'blocks')}{table(headings, rows, label='Blocks', sort=True, wide=True)}"
 
 
 def _holds(block: FusedBlock) -> str:
@@ -274,7 +276,7 @@ def _module(found: Explanation, name: str, ops: list[Op], anchors: dict[str, str
         row += [decibel_cell(measured.of(op.node))] if measured is not None else []
         rows.append([*row, escape("; ".join(op.why))])
     label = name or ROOT
-    listed = table(headings, rows, label=f"Ops of {label}", ids=[anchors[op.node] for op in ops], sort=True)
+    listed = table(headings, rows, label=f"Ops of {label}", ids=[anchors[op.node] for op in ops], sort=True, wide=True)
     return (
         f'<details><summary><code>{escape(label)}</code> <span class="soft">{counted(len(ops), "ops")}</span>'
         f'<span class="strip">{dots}</span></summary>{listed}</details>'

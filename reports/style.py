@@ -137,7 +137,7 @@ details .strip { margin-left: auto; display: flex; flex-wrap: wrap; gap: 2px; }
 .line.f { border-top: 2px dashed var(--g4); }
 .legend i { display: inline-block; vertical-align: -2px; margin-right: 5px; }
 .float-bar { background: none; border: 1.5px dashed var(--soft); }
-@media (max-width: 760px) { main { padding: 18px 12px 40px; } table { min-width: 600px; }
+@media (max-width: 760px) { main { padding: 18px 12px 40px; } .wide table { min-width: 600px; }
   .tiles { grid-template-columns: repeat(auto-fill, minmax(104px, 1fr)); gap: 8px; }
   .tiles li { padding: 6px 10px; } .row { grid-template-columns: 1fr; }
   .row > .name:empty, .row.titles { display: none; } .measured .row { grid-template-columns: 1fr; }
