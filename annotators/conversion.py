@@ -19,7 +19,7 @@ from torchao.quantization.pt2e.utils import create_getattr_from_value
 
 from ..observers.observer import PerChannelBiasObserver, PerChannelRangeObserver, RangeObserver
 from ..observers.qparams import QParams
-from .folding import fold_batch_norms
+from .folding import fold_batch_norms, own_biases
 from .nested import convert_branches
 
 if TYPE_CHECKING:
@@ -52,6 +52,7 @@ def replace_with_pairs(node: Node, assignment: Assignment) -> None:
         value = _pair(node, value, assignment.qparams)
     node.replace_all_uses_with(value)
     node.graph.erase_node(node)
+    own_biases(value)
 
 
 def _without_activation(node: Node, value: Node, qparams: QParams) -> Node:
@@ -119,6 +120,7 @@ def replace_with_channel_pair(
     dequantized = _channel_pair(model, cast("Node", node.args[0]), node, observer, qparams)
     node.replace_all_uses_with(dequantized)
     node.graph.erase_node(node)
+    own_biases(dequantized)
     if isinstance(observer, PerChannelRangeObserver):
         fold_batch_norms(
             model,

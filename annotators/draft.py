@@ -206,9 +206,7 @@ class Draft:
         """Return what was drawn up, as data."""
         return Plan(
             cells={
-                name: sketch.cell()
-                for name, sketch in self.cells.items()
-                if sketch.values and name not in self.foreign
+                name: sketch.cell() for name, sketch in self.cells.items() if sketch.values and name not in self.foreign
             },
             families=tuple(self.families),
             joins=tuple(self.joins),

@@ -131,6 +131,24 @@ def _factor_and_offset(model: GraphModule, norm: Node, bias: object) -> tuple[Te
     return factor, offset
 
 
+def own_biases(weight: Node) -> None:
+    """Give each op that reads a quantized weight a float bias that no op before it reads.
+
+    XNNPACK (executorch 1.5.1) quantizes a bias once, with the input scale of the first op that reads it: 1 dB on a
+    layer that is called twice.
+    """
+    for head in list(weight.users):
+        rule = HEADS.get(op_name(head))
+        if rule is None or rule.bias is None or argument(head, rule.weight) is not weight:
+            continue
+        bias, model = argument(head, rule.bias), head.graph.owning_module
+        if not isinstance(bias, Node) or bias.op != "get_attr" or (value := constant_tensor(model, bias)) is None:
+            continue
+        mentions = head.graph.find_nodes(op="get_attr", target=bias.target)
+        if any(reader < head for mention in mentions for reader in mention.users):
+            head.replace_input_with(bias, _attribute(model, head, "_own_bias_", value.clone()))
+
+
 def _drop_counter(norm: Node) -> None:
     """Erase what counts the batches that a batch norm has seen in training: nothing reads it any more."""
     mean = argument(norm, "running_mean")

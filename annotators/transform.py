@@ -4,8 +4,6 @@
 * In-place ops become functional: once a quantize/dequantize pair stands behind the base, a later reader of the
   base would no longer see what the op wrote (see `memory`).
 * Scalar operands of add, sub, rsub and mul become constants, which can be quantized; rsub becomes sub.
-* An op that shares its bias with another gets a copy, where the backend quantizes float biases by itself: it does so
-  once per tensor, with the input scale of the first op that reads it (XNNPACK on a layer called twice: 1 dB).
 * In training, a convolution without a bias gets one of zeros before its batch norm, where the backend's bias is int32:
   folding makes a bias of it, which would stay float.
 * Clamps in a row become one, and every clamp is spelled as relu, hardtanh or clamp, by its bounds: backends fold
@@ -26,7 +24,7 @@ from ..configs.base import BiasKind
 from ..configs.ops import HEADS
 from .blocks import clamp_bounds
 from .folding import gets_bias
-from .graph import EXPORTED_AS, argument, constant_value, is_float_tensor, is_in_place, op_name, value_of
+from .graph import EXPORTED_AS, argument, is_float_tensor, is_in_place, op_name, value_of
 from .masks import masks_out
 from .memory import Memory
 from .nested import inline_no_grad
@@ -48,7 +46,6 @@ def transform(model: GraphModule, config_of: Callable[[Node], BackendConfig | No
     changed = inline_no_grad(model)
     if changed:
         _fuse_conv_bn_(model)  # as prepare_pt2e did before, when it could not see inside
-    biases: set[str] = set()
     memory = Memory(model) if any(is_in_place(node) for node in model.graph.nodes) else None
     for node in list(model.graph.nodes):
         name = op_name(node)
@@ -61,8 +58,8 @@ def transform(model: GraphModule, config_of: Callable[[Node], BackendConfig | No
             changed |= memory.make_functional(node)
         if config is not None and name in _SCALAR_OPS and config.ops.constants and not is_in_place(node):
             changed |= _lift_scalar(model, node, config)
-        if config is not None and name in HEADS and (config.bias.kind is BiasKind.FLOAT) is not config.is_qat:
-            changed |= _zero_bias(model, node) if config.is_qat else _own_bias(model, node, biases)
+        if config is not None and name in HEADS and config.is_qat and config.bias.kind is BiasKind.INT32_DERIVED:
+            changed |= _zero_bias(model, node)
         _remember(node, exported_as)
     clamps = [node for node in model.graph.nodes if clamp_bounds(node) is not None]
     for node in reversed(clamps):  # from the last clamp of a row, which swallows the others
@@ -120,25 +117,6 @@ def _lift_scalar(model: GraphModule, node: Node, config: BackendConfig) -> bool:
     elif op_name(node) != "rsub" or len(tensors) != 2:
         return False
     node.args, node.kwargs, node.target = tuple(args), {}, target
-    return True
-
-
-def _own_bias(model: GraphModule, node: Node, taken: set[str]) -> bool:
-    """Give a weighted op a copy of its bias if an op before it has taken that one."""
-    rule = HEADS.get(op_name(node))
-    bias = argument(node, rule.bias) if rule is not None and rule.bias is not None else None
-    value = constant_value(model, bias) if isinstance(bias, torch.fx.Node) else None
-    if value is None or not isinstance(bias, torch.fx.Node):
-        return False
-    if str(bias.target) not in taken:
-        taken.add(str(bias.target))
-        return False
-    name = f"_bias_of_{node.name}"
-    model.register_buffer(name, value.detach().clone())
-    with node.graph.inserting_before(node):
-        copied = node.graph.get_attr(name)
-    copied.meta["val"] = value_of(bias)
-    node.replace_input_with(bias, copied)
     return True
 
 
