@@ -6,17 +6,18 @@ import math
 from typing import TYPE_CHECKING, Final
 
 import torch
+from torch.fx import Node
 
 from ..annotators.blocks import clamp_bounds
+from ..annotators.graph import op_name
 from ..observers.qparams import sharing_loss_db
+from ..observers.ranges import UNBOUNDED, Bounds
 from .findings import Finding, Severity
 from .kinds import Kind
 from .qdq import Facts, finding, is_dequantize
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-
-    from torch.fx import Node
 
     from .encoding import Encoding
 
@@ -27,6 +28,7 @@ FLOORS: Final = (
     2.0**-12,
     2.0**-16,
 )  # of torchao's observers and of backends' quantizers
+_NEVER_NEGATIVE: Final = frozenset({"abs", "sigmoid", "exp", "softmax", "sqrt"})
 FULL: Final = 0.5  # a channel that uses less than this part of the codes, at the floor, lost resolution to it
 
 
@@ -112,7 +114,7 @@ def _activation(facts: Facts, value: Node, encoding: Encoding) -> Iterator[Findi
     bounds = clamp_bounds(value)
     if bounds is not None:
         left = qparams.representable.clamp(bounds)
-        if left.max - left.min < qparams.scale:
+        if left.max - left.min < qparams.scale and not _is_one_value(facts, value, encoding):
             yield finding(
                 "QM304",
                 Severity.ERROR,
@@ -122,6 +124,26 @@ def _activation(facts: Facts, value: Node, encoding: Encoding) -> Iterator[Findi
                 "calibrate this output by its own values",
                 numbers,
             )
+
+
+def _is_one_value(facts: Facts, value: Node, encoding: Encoding) -> bool:
+    """Tell whether a clamp writes one value only, so that it needs no more than one code."""
+    seen = facts.ranges.get(value)
+    if seen is not None and seen.range.min == seen.range.max and encoding.qparams.covers(seen.range):
+        return True
+    bounds, node = UNBOUNDED, value
+    while (clamped := _written(node)) is not None and isinstance(node.args[0], Node):
+        bounds, node = clamped.then(bounds), node.args[0]
+        before = facts.encoding(node) if is_dequantize(node) else None
+        if before is not None and before.axis is None and before.is_usable:
+            held = before.qparams.representable.clamp(bounds)
+            return held.min == held.max
+    return bounds.lower is not None and bounds.lower == bounds.upper
+
+
+def _written(node: Node) -> Bounds | None:
+    """Return the bounds of what an op writes, whatever it reads, or None if it has none."""
+    return Bounds(0.0, None) if op_name(node) in _NEVER_NEGATIVE else clamp_bounds(node)
 
 
 def _floor(scale: float, own: float) -> float | None:

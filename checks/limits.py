@@ -91,7 +91,8 @@ def _bias(facts: Facts, head: Head) -> Iterator[Finding]:
             Severity.ERROR,
             head.node,
             f"the bias of {over} channels overflows {bits} bits in steps of input scale * weight scale",
-            "raise the weight scale of these channels (their weights are next to nothing beside the bias)",
+            "their weights are next to nothing beside the bias: leave the op float, or add so large a bias in an op of "
+            "its own",
             {"channels": float(over), "bits_needed": float(torch.log2(codes.max())) + 1.0},
         )
 

@@ -122,7 +122,7 @@ class Observed:
     def numbers(self) -> dict[str, float]:
         """Return the numbers that every finding here has."""
         seen = self.alone.seen
-        return self.alone.encoding.numbers() | {"observed_min": seen.min, "observed_max": seen.max}
+        return self.alone.encoding.numbers() | {"observed_min": seen.min + 0.0, "observed_max": seen.max + 0.0}
 
 
 def find(facts: Facts) -> Iterator[Finding]:

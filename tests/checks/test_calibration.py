@@ -14,6 +14,8 @@ from torch.fx import GraphModule, Node
 from torchao.quantization.pt2e import MinMaxObserver
 from torchao.quantization.pt2e.quantizer import QuantizationAnnotation, QuantizationSpec, Quantizer
 
+import quantmark
+from quantmark import configs
 from quantmark.checks import Severity, check
 from support.flow import calls, constant, minmax_config, quantize
 from support.planting import quantize_after, set_qparams, the
@@ -138,3 +140,37 @@ def test_a_dead_channel_that_was_left_alone_is_no_finding() -> None:
         conv.weight[1] = 0.0
     model = nn.Sequential(conv, nn.ReLU()).eval()
     assert check(quantize(model, X, GENERIC).converted, GENERIC).findings == ()
+
+
+ZERO: dict[str, Any] = {
+    "a relu cut at 0": lambda x: x.relu().clamp(max=0.0) + x,
+    "a clamp to one value": lambda x: x.clamp(0.0, 0.0) + x,
+    "what is never negative cut at 0": lambda x: x.abs().clamp(max=0.0) + x,
+    "clamps in a row": lambda x: torch.nn.functional.hardtanh(x, 0.0, 6.0).clamp(max=0.0) + x,
+    "zeros that share with another": lambda x: torch.cat([x.abs().clamp(max=0.0), x.relu()], 1).neg() * 2.0,
+}
+
+
+@pytest.mark.parametrize("kind", ZERO)
+@pytest.mark.parametrize("config", [configs.xnnpack(), configs.cadence(), GENERIC], ids=lambda config: config.name)
+def test_what_writes_0_alone_needs_no_more_than_one_code(kind: str, config: configs.BackendConfig) -> None:
+    class Zero(nn.Module):
+        def forward(self, x: torch.Tensor) -> Any:
+            return ZERO[kind](x)
+
+    result = quantmark.quantize(Zero(), [X[0]], config, progress=False)
+    assert set(result.report.codes()) <= {"QM311", "QM312", "QM501", "QM603"}  # dead, which it is
+    assert "QM304" not in check(result.model, config).codes()
+
+
+def test_a_clamp_whose_codes_hold_none_of_its_values() -> None:
+    """Bounded above by 0 and shared with a tensor that is never negative: all of it is lost."""
+
+    class Lost(nn.Module):
+        def forward(self, x: torch.Tensor) -> Any:
+            return x.clamp(max=0.0) + 1.0
+
+    graph = quantize(Lost(), X, GENERIC).converted
+    set_qparams(quantize_after(the(graph, "clamp")), zero_point=-128)
+    found = [f for f in check(graph, GENERIC).findings if f.code == "QM304"]
+    assert [(f.node, f.severity) for f in found] == [("clamp", Severity.ERROR)]

@@ -206,3 +206,19 @@ def test_a_derived_bias_that_does_not_fit_int32_is_an_error(factor: float) -> No
         model.bias.mul_(factor)
     result = quantmark.quantize(model, [torch.randn(4, 8)], configs.cadence(), progress=False)
     assert ("QM802" in {finding.code for finding in result.report.findings}) == (factor > 1.0)
+
+
+@pytest.mark.parametrize("config", [configs.xnnpack(), configs.cadence()], ids=lambda config: config.name)
+def test_a_dead_channel_with_a_large_bias(config: configs.BackendConfig) -> None:
+    """Large is fine; beyond 2**31 steps of the op it does not fit, and the mend is one that a user can make."""
+    conv = nn.Conv2d(4, 4, 1).eval()
+    for bias, codes in ((1e4, []), (1e7, ["QM802"])):
+        with torch.no_grad():
+            conv.weight[1], conv.bias[1] = 0.0, bias  # type: ignore[index]
+        result = quantmark.quantize(conv, [X[0]], config, progress=False)
+        findings = [finding for finding in result.report.findings if finding.code == "QM802"]
+        assert [finding.code for finding in findings] == codes
+        assert all("leave the op float" in finding.mend for finding in findings)
+    mended = quantmark.BackendQuantizer(config).set_operator_type(torch.ops.aten.conv2d, None)
+    with pytest.warns(quantmark.AnnotationWarning, match="no operator was annotated"):
+        assert "QM802" not in quantmark.quantize(conv, [X[0]], mended, progress=False).report.codes()

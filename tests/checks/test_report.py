@@ -6,6 +6,7 @@ import copy
 import json
 import math
 from functools import cache
+from pathlib import Path
 
 import pytest
 import torch
@@ -164,3 +165,9 @@ def test_a_finding_in_a_branch_says_which() -> None:
     (found,) = check(result.model, GENERIC).findings
     assert (found.code, found.node) == ("QM201", "false_graph_0.relu")
     assert check(result.model, GENERIC, suppress=["QM201:false_graph_0.*"]).findings == ()
+
+
+def test_every_code_is_planted_somewhere() -> None:
+    """A code that no test of the checks names can't be told from one that is never found."""
+    tests = "".join(path.read_text(encoding="utf-8") for path in Path(__file__).parent.glob("test_*.py"))
+    assert [code for code in CODES if f'"{code}"' not in tests] == []

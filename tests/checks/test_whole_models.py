@@ -44,7 +44,7 @@ def cases() -> Iterator[Any]:
     yield pytest.param("encoder", GENERIC, id="encoder-generic")
 
 
-@pytest.mark.parametrize(("name", "config"), cases())
+@pytest.mark.parametrize(("name", "config"), list(cases()))
 def test_no_false_alarm(name: str, config: BackendConfig) -> None:
     """By what the observers saw, and by ranges that were measured apart, under the first export's names."""
     model, calibration, _ = whole_model(name)
