@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 from dataclasses import asdict, dataclass
+from functools import cached_property
 from typing import TYPE_CHECKING, Any, Final
 
 from rich import box
@@ -88,7 +89,14 @@ class Measurement:
 
     def readings(self, node: str) -> tuple[TensorSqnr, ...]:
         """Return a node's tensor as its readers get it: through each of its qparams, and in float."""
-        return tuple(tensor for tensor in self.tensors if tensor.node == node)
+        return self._by_node.get(node, ())
+
+    @cached_property
+    def _by_node(self) -> dict[str, tuple[TensorSqnr, ...]]:
+        found: dict[str, tuple[TensorSqnr, ...]] = {}
+        for tensor in self.tensors:
+            found[tensor.node] = (*found.get(tensor.node, ()), tensor)
+        return found
 
     def of(self, node: str) -> float:
         """Return the SQNR of a node's tensor in dB, the lowest of its readings; NaN where it was not measured."""
