@@ -8,7 +8,7 @@ from typing import Annotated, Literal
 import tyro
 from rich.console import Console
 
-from .files import whole_file
+from .files import step, whole_file
 from .quiet import quiet
 from .source import Function, Model, read_model
 
@@ -34,11 +34,12 @@ def ranges(
     """
     with whole_file(output) as draft:
         program, _ = read_model(model, function)
-        with quiet():
+        with step("Starting"), quiet():
             from ..annotators.measure import observe_ranges
             from ..workflow import track
             from .data import Calibration, model_inputs
 
+        with quiet():
             batches = Calibration(data, model_inputs(program))
             table = observe_ranges(program, track(batches, "Measuring"), estimator=estimator)
         draft.write_text(table.to_json(), encoding="utf-8")
