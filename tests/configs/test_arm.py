@@ -27,7 +27,7 @@ def test_options_that_arm_lacks(options: dict[str, Any]) -> None:
 
 def test_options_reach_the_config() -> None:
     config = arm_tosa(activation="int16", per_channel=False, eps=2.0**-12, weight_bits=4, estimator="minmax")
-    assert config.activation.scheme == replace(INT16_SYMMETRIC, eps=2.0**-12)
+    assert config.activation.scheme == replace(INT16_SYMMETRIC, eps=2.0**-12, headroom=2.0)
     assert config.activation.estimator == "minmax"
     assert (config.weight.scheme.quant_min, config.weight.scheme.quant_max) == (-7, 7)
     assert not config.weight.per_channel

@@ -1,6 +1,7 @@
 """The laws of `choose_qparams`: cover, activation contract, agreement with torch and channel by channel."""
 
 import math
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -252,3 +253,26 @@ def test_sharing_loss_is_20_log10_of_the_ratio(own: float, ratio: float) -> None
     assert sharing_loss_db(own, own) == 0.0
     assert sharing_loss_db(own, 2 * own) == pytest.approx(6.0206, abs=1e-4)
     assert sharing_loss_db(own, own * ratio) == pytest.approx(-sharing_loss_db(own * ratio, own), abs=1e-9)
+
+
+@pytest.mark.parametrize("scheme", [INT8_AFFINE, INT16_SYMMETRIC])
+def test_headroom_reaches_further_than_the_range(scheme: Scheme) -> None:
+    seen = Range(-1.0, 3.0)
+    plain, roomy = choose_qparams(seen, scheme), choose_qparams(seen, replace(scheme, headroom=2.0))
+    assert roomy.scale == pytest.approx(2 * plain.scale)
+    assert roomy.covers(Range(-1.0, 5.0))
+    assert roomy.zero_point == (0 if scheme.symmetric else -128 + round(1.0 / roomy.scale))
+
+
+@pytest.mark.parametrize("scheme", [INT8_AFFINE, INT16_SYMMETRIC])
+def test_there_is_no_headroom_beyond_an_activation(scheme: Scheme) -> None:
+    bounds = Bounds(-2.0, 2.0)
+    roomy = choose_qparams(Range(-5.0, 5.0), replace(scheme, headroom=2.0), bounds)
+    assert roomy.honours(bounds)
+    assert roomy.scale == choose_qparams(Range(-5.0, 5.0), scheme, bounds).scale
+
+
+@pytest.mark.parametrize("headroom", [0.5, 17.0, float("nan")])
+def test_headroom_is_a_small_factor(headroom: float) -> None:
+    with pytest.raises(ConfigError, match="headroom"):
+        Scheme(headroom=headroom)
