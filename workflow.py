@@ -151,8 +151,8 @@ def sensitivity(
     module, what those in it do; a family, its root and its branches without the ops that read them. So parts beside
     each other share a quantization, and the noise of all parts adds up to more than that of the whole. Decisions (what
     shares qparams, what stays float) are those for the whole model. The reference is the same graph without any
-    quantization, and one run of a part computes only what lies below it. Graphs within the graph (of torch.cond) stay
-    as they were quantized, on both sides.
+    quantization, and one run of a part computes only what lies below it. Graphs within the graph (of torch.cond, scan,
+    while_loop) stay as they were quantized, on both sides.
 
     Args:
         model: as for `quantize`.

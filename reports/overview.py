@@ -181,7 +181,8 @@ class _Picture:
             mark = _mark(unit, self._x(self.placed[unit.name].lane), y)
             title = escape("\n".join(unit.details)) if unit.details else escape(unit.text)
             inner = f"<title>{title}</title>{mark}{self._text(unit, y)}"
-            yield f'<a href="#{unit.link}">{inner}</a>' if unit.link else f"<g>{inner}</g>"
+            # Not among the tab stops, which would be hundreds: the rows that they lead to are all in the last section.
+            yield f'<a href="#{unit.link}" tabindex="-1">{inner}</a>' if unit.link else f"<g>{inner}</g>"
 
     def _text(self, unit: Unit, y: float) -> str:
         shown = decibels(unit.sqnr_db)

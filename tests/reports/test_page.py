@@ -75,6 +75,8 @@ def test_the_only_script_is_the_one_that_the_policy_names() -> None:
     (policy,) = re.findall(r'http-equiv="Content-Security-Policy" content="([^"]*)"', text)
     assert policy.split("; ")[0] == "default-src 'none'"
     assert f"script-src 'sha256-{digest}'" in policy.split("; ")
+    assert 'createElement("button")' in script, "a heading is sorted by with the keyboard, too"
+    assert all(f'"{state}"' in script for state in ("aria-sort", "ascending", "descending", "none"))
 
 
 HOSTILE = ("<script>alert(1)</script>", 'a" onclick=alert(2) x="', "</title><img src=x onerror=alert(3)>", "&lt;b&gt;")
