@@ -14,7 +14,7 @@ from ..configs.ops import BATCH_NORMS
 from ..observers.plan import Plan
 from .graph import is_constant, is_float_tensor, module_path, op_name, value_of
 from .neighbours import annotation_of
-from .roles import Role, Roles
+from .roles import Role, Roles, other_form
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -158,5 +158,5 @@ def _why_not_run(node: Node, config: BackendConfig) -> str:
     if name in rules.shared | rules.selects | rules.joins:
         return "it only carries values between float ops"
     if name in rules.own:
-        return "the backend runs other forms of it" if rules.global_pools_only else "no float tensor goes in"
+        return other_form(node, config) or "no float tensor goes in"
     return f"{config.name} runs no quantized {name or node.target}"

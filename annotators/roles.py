@@ -131,7 +131,7 @@ def _take_block(
 def _is_residual_head(node: Node, config: BackendConfig) -> bool:
     name = op_name(node)
     is_own = name in config.blocks.residual_heads and name in config.ops.own
-    return is_own and is_float_tensor(node) and bool(activations(node))
+    return is_own and is_float_tensor(node) and bool(activations(node)) and not other_form(node, config)
 
 
 def _plain_role(node: Node, config: BackendConfig) -> Role | None:
@@ -152,20 +152,27 @@ def _plain_role(node: Node, config: BackendConfig) -> Role | None:
         return None
     if name in rules.joins:
         return Role.JOIN
-    return Role.OWN if name in rules.own and activations(node) and pools_as_asked(node, config) else None
+    return Role.OWN if name in rules.own and activations(node) and not other_form(node, config) else None
 
 
-def pools_as_asked(node: Node, config: BackendConfig) -> bool:
-    """Tell whether a mean or adaptive pool is of the form that the config wants (True for any other op)."""
+def other_form(node: Node, config: BackendConfig) -> str:
+    """Return why the backend runs no quantized op for this form of an op that it runs in another, or ""."""
+    name = op_name(node)
+    if name in {"add", "sub", "rsub"} and argument(node, "alpha") not in {None, 1}:
+        return "it scales an operand by alpha, which no quantized kernel does"
+    if name == "div" and argument(node, "rounding_mode") is not None:
+        return "it rounds its quotient, which no quantized kernel does"
     if not config.ops.global_pools_only:
-        return True
-    if op_name(node) == "mean":
+        return ""
+    if name == "mean":
         dims = argument(node, "dim")
         axes = {int(d) % 4 for d in dims if isinstance(d, int)} if isinstance(dims, (list, tuple)) else set()
-        return rank(node) == IMAGE_RANK and axes == {2, 3} and bool(argument(node, "keepdim"))
-    if op_name(node) == "adaptive_avg_pool2d":
-        return rank(node) == IMAGE_RANK and list(argument(node, "output_size") or ()) == [1, 1]  # type: ignore[arg-type]
-    return True
+        asked = rank(node) == IMAGE_RANK and axes == {2, 3} and bool(argument(node, "keepdim"))
+    elif name == "adaptive_avg_pool2d":
+        asked = rank(node) == IMAGE_RANK and list(argument(node, "output_size") or ()) == [1, 1]  # type: ignore[arg-type]
+    else:
+        return ""
+    return "" if asked else "the backend runs global pools of images only"
 
 
 def _getitem_role(node: Node, config: BackendConfig) -> Role | None:

@@ -37,6 +37,7 @@ def peer() -> Quantizer:
 def measure(name: str, seed: int, quantizer: Quantizer) -> float:
     """Return the SQNR in dB of a quantized network against the float one, over all test batches."""
     model, calibration, test = whole_model(name, seed)
+    calibration = [*calibration, *(batch for _ in range(3) for batch in WHOLE[name][1]())]
     prepared = prepare_pt2e(torch.export.export(model, calibration[0]).module(), quantizer)
     with torch.no_grad():
         for batch in calibration:

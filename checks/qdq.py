@@ -15,7 +15,7 @@ from torch.fx import Node
 
 from ..annotators.blocks import Block, find_block
 from ..annotators.graph import argument, constant_value, module_path, op_name, users, value_of
-from ..annotators.roles import pools_as_asked
+from ..annotators.roles import other_form
 from ..configs.base import BackendConfig
 from ..configs.ops import HEADS, MOVEMENT, NO_OPS, HeadRule
 from ..observers.errors import ConfigError
@@ -281,7 +281,7 @@ class Facts:
         """Tell whether the config runs an op quantized (movement and joins included)."""
         ops = self.config.ops
         known = self.config.blocks.heads | ops.own | ops.shared | ops.selects | ops.joins
-        return bool(head_names(node) & known) and pools_as_asked(node, self.config)
+        return bool(head_names(node) & known) and not other_form(node, self.config)
 
     def quantizes_of(self, value: Node) -> list[Node]:
         """Return the quantize nodes that read a value directly."""
