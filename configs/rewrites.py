@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Final, Literal
 
-from ..observers.errors import ConfigError
+from ..observers.errors import AnnotationError, ConfigError
 
 if TYPE_CHECKING:
     from torch.fx import Node
@@ -29,6 +29,7 @@ def rewrite(model: GraphModule, name: RewriteName, wanted: set[Node]) -> GraphMo
 
     Raises:
         ConfigError: if the backend's package isn't installed.
+        AnnotationError: if its passes can't do with the graph.
     """
     try:
         from executorch.backends.arm._passes.arm_pass_manager import ArmPassManager
@@ -47,7 +48,14 @@ def rewrite(model: GraphModule, name: RewriteName, wanted: set[Node]) -> GraphMo
         node.meta[DISALLOW_TFA_META_KEY] = node not in wanted
     spec: Any = TosaCompileSpec(TosaSpecification.create_from_string(_PROFILES[name]))
     _keep_leaky_relu(spec)
-    changed: GraphModule = ArmPassManager(spec).transform_for_annotation_pipeline(graph_module=model)
+    try:
+        changed: GraphModule = ArmPassManager(spec).transform_for_annotation_pipeline(graph_module=model)
+    except Exception as error:
+        raise AnnotationError(
+            f'rewrite="{name}": executorch\'s Arm passes, which run before annotation, stopped at this graph with '
+            f"{type(error).__name__}: {str(error).strip() or 'no message'}. Leave the op that they name in float with "
+            "set_module_name or set_operator_type and None, or take dataclasses.replace(config, rewrite=None)"
+        ) from error
     return changed
 
 

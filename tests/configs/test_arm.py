@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from quantmark import ConfigError, UnsupportedOptionError, configs, quantize, sqnr_db
+from quantmark import AnnotationError, ConfigError, UnsupportedOptionError, configs, quantize, sqnr_db
 from quantmark.configs.arm import arm_tosa
 from quantmark.configs.rewrites import rewrite
 from quantmark.observers.qparams import INT16_SYMMETRIC
@@ -66,6 +66,18 @@ def test_a_missing_package_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     graph = export(torch.nn.Linear(2, 2), (torch.ones(1, 2),))
     with pytest.raises(ConfigError, match="rewrite=None"):
         rewrite(graph, "tosa", set())
+
+
+@pytest.mark.arm
+def test_what_stops_arms_passes_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    from executorch.backends.arm._passes.arm_pass_manager import ArmPassManager
+
+    def stop(*_: object, **__: object) -> None:
+        raise RuntimeError("no rule for aten.gru")
+
+    monkeypatch.setattr(ArmPassManager, "transform_for_annotation_pipeline", stop)
+    with pytest.raises(AnnotationError, match=r'rewrite="tosa".*RuntimeError: no rule for aten\.gru.*rewrite=None'):
+        rewrite(export(torch.nn.Linear(2, 2), (torch.ones(1, 2),)), "tosa", set())
 
 
 @pytest.mark.arm
