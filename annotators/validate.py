@@ -19,7 +19,7 @@ from torchao.quantization.pt2e.quantizer import (
 from ..configs.ops import MOVEMENT, NO_OPS, POOLS, SELECTS
 from ..observers.errors import AnnotationError, SharingConflictError
 from ..observers.qparams import choose_qparams
-from ..observers.ranges import Range
+from ..observers.ranges import Bounds, Range
 from .blocks import clamp_bounds
 from .graph import is_constant, op_name, where
 from .neighbours import annotation_of
@@ -157,9 +157,13 @@ def _decided(
 
 
 def _can_hold(cell: Cell) -> None:
-    """Raise if no qparams of a cell's scheme saturate as its activation clamps."""
-    qparams = cell.fixed or choose_qparams(_PROBE, cell.scheme, cell.contract)
-    if qparams.honours(cell.contract):
+    """Raise if no qparams of a cell's scheme saturate at the lower bound of its activation.
+
+    The upper bound is a matter of the scale: it is missed only where that is at its floor, which is no fault of ours.
+    """
+    lower = Bounds(cell.contract.lower, None)
+    qparams = cell.fixed or choose_qparams(_PROBE, cell.scheme, lower)
+    if qparams.honours(lower):
         return
     bounds = f"[{cell.contract.lower}, {cell.contract.upper}]"
     raise SharingConflictError(

@@ -227,6 +227,21 @@ def test_a_tensor_within_the_bounds_may_share() -> None:
     prepare_pt2e(export(Pooled().eval(), (X,)), ComposableQuantizer([Foreign(plant), BackendQuantizer(CONFIG)]))
 
 
+@pytest.mark.parametrize("bounds", [(0.0, 0.0), (0.0, 1e-9), (-1e-9, 3.0), (0.5, 1.0), (-2.0, -1.0), (0.0, 1e12)])
+@pytest.mark.parametrize("config", [configs.xnnpack(eps=1e-2), configs.cadence(), minmax_config(INT16), CONFIG])
+def test_odd_bounds_are_no_fault_of_the_annotation(bounds: tuple[float, float], config: Any) -> None:
+    class Odd(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.a = nn.Conv2d(4, 4, 1)
+
+        def forward(self, x: Tensor) -> Any:
+            return self.a(x).clamp(*bounds) + x
+
+    quantizer, graph = BackendQuantizer(config), export(Odd().eval(), (X,))
+    quantizer.validate(quantizer.annotate(quantizer.transform_for_annotation(graph)))
+
+
 def test_it_is_linear_and_cheap() -> None:
     """3 us per node, where annotation takes 40: each node is looked at a fixed number of times."""
 
