@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import statistics
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 from rich.console import Console
@@ -61,10 +62,11 @@ def main() -> None:
     table = Table("model", *(f"{side}: {what}" for side in ("ours", "Arm's") for what in ("eager", "TOSA", "parts")))
     for name in track(args.models or list(WHOLE)):
         row = []
-        for make in (
+        sides: tuple[Callable[[], Quantizer], ...] = (
             lambda: BackendQuantizer(configs.arm_tosa(activation=args.activation)),
             lambda: tosa_quantizer(args.activation),
-        ):
+        )
+        for make in sides:
             found = [measure(name, make(), args.activation, seed) for seed in range(args.seeds)]
             eager, reference, parts = zip(*found, strict=True)
             row += [f"{statistics.mean(eager):.1f}", f"{statistics.mean(reference):.1f}", str(max(parts))]

@@ -26,7 +26,7 @@ TAILS: dict[str, Callable[[Tensor], Tensor]] = {
     "clamp in a row, dropout between": lambda x: F.dropout(x.clamp(-0.5, 0.5), training=False).relu(),
 }
 HEADS: dict[str, Callable[[nn.Module, Tensor], Tensor]] = {
-    "conv": lambda conv, x: conv(x),  # type: ignore[no-any-return]
+    "conv": lambda conv, x: conv(x),
     "add": lambda conv, x: conv(x) + x,
     "sub": lambda conv, x: x - conv(x),
     "mul": lambda conv, x: conv(x) * x,
