@@ -13,6 +13,9 @@ from torch import Tensor, nn
 class Call(nn.Module):
     """A function, with layers of its own, behind a multiplication (so that its input is a computed, signed tensor)."""
 
+    gain: Tensor
+    index: Tensor
+
     def __init__(self, function: Callable[..., Any], *layers: nn.Module) -> None:
         super().__init__()
         self.function, self.layers = function, nn.ModuleList(layers)
