@@ -149,7 +149,7 @@ def sensitivity(
     The model is calibrated and converted once. For each part, its quantizations are in force and all others are passed
     over. A block, a quantized op and a join quantize what they read (weight and bias included) and what they write; a
     module, what those in it do; a family, its root and its branches without the ops that read them. So parts beside
-    each other share a quantization, and the noise of all parts adds up to more than that of the whole. Decisions (what
+    each other share a quantization, and their noise does not add up to that of the whole. Decisions (what
     shares qparams, what stays float) are those for the whole model. The reference is the same graph without any
     quantization, and one run of a part computes only what lies below it. Graphs within the graph (of torch.cond, scan,
     while_loop) stay as they were quantized, on both sides.

@@ -15,7 +15,7 @@ from rich.text import Text
 from .plain import plain
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterable, Iterator
 
     from rich.console import Console, ConsoleOptions, RenderableType
 
@@ -84,8 +84,8 @@ class Measurement:
 
     @property
     def worst_db(self) -> float:
-        """The lowest SQNR of an output; NaN if there is none."""
-        return min((output.sqnr_db for output in self.outputs), default=math.nan)
+        """The lowest SQNR of an output; NaN if there is none, or none that is finite throughout."""
+        return lowest(output.sqnr_db for output in self.outputs)
 
     def readings(self, node: str) -> tuple[TensorSqnr, ...]:
         """Return a node's tensor as its readers get it: through each of its qparams, and in float."""
@@ -100,7 +100,7 @@ class Measurement:
 
     def of(self, node: str) -> float:
         """Return the SQNR of a node's tensor in dB, the lowest of its readings; NaN where it was not measured."""
-        return min((tensor.sqnr_db for tensor in self.readings(node)), default=math.nan)
+        return lowest(tensor.sqnr_db for tensor in self.readings(node))
 
     def content(self) -> dict[str, Any]:
         """Return all of it as JSON can hold it."""
@@ -135,6 +135,11 @@ class Measurement:
 
 
 _HEADINGS: Final = ("node", "op", "module", "read as", "SQNR dB", "rounding alone dB")
+
+
+def lowest(values: Iterable[float]) -> float:
+    """Return the lowest of the numbers that are numbers; NaN if there are none."""
+    return min((value for value in values if not math.isnan(value)), default=math.nan)
 
 
 def decibels(value: float) -> str:

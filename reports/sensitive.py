@@ -10,7 +10,7 @@ from rich import box
 from rich.table import Table
 from rich.text import Text
 
-from .measured import decibels
+from .measured import decibels, lowest
 from .plain import plain
 from .words import ROOT, counted
 
@@ -44,8 +44,8 @@ class Part:
 
     @property
     def worst_db(self) -> float:
-        """The lowest SQNR of an output."""
-        return min(self.outputs_db)
+        """The lowest SQNR of an output that could be measured; NaN if none could."""
+        return lowest(self.outputs_db)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -7,6 +7,7 @@ below the part is computed anew.
 
 from __future__ import annotations
 
+import math
 from collections import ChainMap
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
@@ -96,7 +97,7 @@ class SensitivityBench:
         stands_for = {stand_in.name: block.output.name for stand_in, block in erased_blocks(self.graph).items()}
         names = [stands_for.get(name, name) for name in output_names(self.graph)]
         parts = [
-            Part(**about._asdict(), outputs_db=tuple(self.sums[index, place].sqnr_db for place in places))
+            Part(**about._asdict(), outputs_db=tuple(self._db(index, place) for place in places))
             for index, (about, _) in enumerate(self.parts, start=1)
         ]
         return Sensitivity(
@@ -104,9 +105,14 @@ class SensitivityBench:
             by=self.by,
             batches=self.batches,
             outputs=tuple(names[place] for place in places),
-            together_db=tuple(self.sums[0, place].sqnr_db for place in places),
-            parts=tuple(sorted(parts, key=lambda part: (part.worst_db != part.worst_db, part.worst_db))),
+            together_db=tuple(self._db(0, place) for place in places),
+            parts=tuple(sorted(parts, key=lambda part: (math.isnan(part.worst_db), part.worst_db))),
         )
+
+    def _db(self, index: int, place: int) -> float:
+        """Return a part's SQNR at an output; NaN where the output never had the shape that it has in float."""
+        sums = self.sums.get((index, place))
+        return math.nan if sums is None else sums.sqnr_db
 
 
 @dataclass(frozen=True)

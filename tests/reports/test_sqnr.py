@@ -233,6 +233,23 @@ def test_an_output_that_is_a_buffer_is_measured_as_it_was_returned() -> None:
     assert all(output.sqnr_db > 30 for output in found.outputs)
 
 
+def test_an_output_that_is_not_finite_counts_for_nothing() -> None:
+    class Masked(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.linear = nn.Linear(4, 4)
+
+        def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+            y = self.linear(x)
+            return y, (y * 0.0 + 1.0) / 0.0
+
+    torch.manual_seed(0)
+    _, found = measured(Masked().eval(), [torch.randn(16, 4)], configs.xnnpack(estimator="minmax"))
+    assert [math.isnan(output.sqnr_db) for output in found.outputs] == [False, True]
+    assert found.worst_db == found.outputs[0].sqnr_db
+    assert json.loads(found.to_json())["outputs"][1]["sqnr_db"] == "nan"
+
+
 def test_an_unquantized_model_is_exact() -> None:
     model, (x,) = packed()
     with pytest.warns(match="nothing will be quantized"):
