@@ -18,6 +18,7 @@ from torch.fx import GraphModule
 from torchao.quantization.pt2e.quantize_pt2e import convert_pt2e, prepare_pt2e
 from torchao.quantization.pt2e.quantizer import ComposableQuantizer
 
+from quantmark import measure_sqnr
 from quantmark.annotators.measure import observe_ranges
 from quantmark.annotators.quantizer import BackendQuantizer
 from quantmark.configs import cadence
@@ -202,3 +203,19 @@ def test_counts_are_spoken_in_the_singular() -> None:
         "1 batch",
         "1 edge requantized",
     ]
+
+
+def test_measured_numbers_stand_in_text_and_tables() -> None:
+    model, inputs = packed()
+    converted = quantize(model, inputs, minmax_config()).converted
+    measured = measure_sqnr(model, converted, [inputs], progress=False)
+    text = str(explain(converted, measured))
+    assert "SQNR dB" in text.splitlines()[1]
+    (relu,) = (line for line in text.splitlines() if " relu " in line and " block " in line)
+    assert f"{measured.of('relu'):.1f}" in relu
+    assert text.splitlines()[-1] == f"SQNR of the outputs in dB: cumsum {measured.worst_db:.1f}"
+    stream = io.StringIO()
+    Console(file=stream, width=160).print(explain(converted, measured))
+    Console(file=stream, width=160).print(measured)
+    assert stream.getvalue().count("SQNR dB") == 2
+    assert "SQNR" not in str(explain(converted))
