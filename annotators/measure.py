@@ -16,7 +16,7 @@ from torchao.quantization.pt2e.quantizer.quantizer import Q_ANNOTATION_KEY
 
 from ..observers.errors import InputError, NonFiniteError
 from ..observers.estimators import HistogramEstimator, MinMaxEstimator
-from ..observers.fields import got
+from ..observers.fields import got, require
 from ..observers.observer import PerChannelBiasObserver, PerChannelRangeObserver, RangeObserver
 from ..observers.table import Entry, RangeTable
 from .batches import as_batches, checked, graph_inputs, is_exported
@@ -83,8 +83,11 @@ def fill_ranges(prepared: GraphModule, table: RangeTable) -> int:
     """Fill the observers of a prepared model from a table, instead of calibrating it; return how many were filled.
 
     Raises:
+        InputError: if the model is no graph module, or the table none.
         MissingRangeError: if the table lacks a tensor that an observer watches.
     """
+    require(isinstance(prepared, GraphModule), "fill_ranges takes what prepare_pt2e returned", prepared)
+    require(isinstance(table, RangeTable), "fill_ranges takes a RangeTable (see observe_ranges)", table)
     constants = {n.name: c for n in prepared.graph.nodes if (c := constant_tensor(prepared, n)) is not None}
     kinds = (PerChannelRangeObserver, PerChannelBiasObserver)
     observers = [m for m in prepared.modules() if isinstance(m, RangeObserver) and not isinstance(m, kinds)]

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from ..observers.fields import require
 from .graph import EXPORTED_AS, canonical_name, clean_path, module_stack
 
 if TYPE_CHECKING:
@@ -56,6 +57,8 @@ def name_rule(name: str | re.Pattern[str], config: BackendConfig | None) -> Rule
 
     A container that is never called itself (`nn.ModuleList`) has a path too.
     """
+    is_name = isinstance(name, (str, re.Pattern))
+    require(is_name, "set_module_name takes a module's path, or a compiled pattern of one", name)
     wanted = clean_path(name) if isinstance(name, str) else name
 
     def depth(node: Node) -> int | None:
@@ -79,6 +82,7 @@ def _prefixes(path: str) -> list[str]:
 
 def type_rule(module_type: type, config: BackendConfig | None) -> Rule:
     """Return a rule for the nodes that come from modules of a type, and from modules inside them."""
+    require(isinstance(module_type, type), "set_module_type takes a class, such as nn.Linear", module_type)
     wanted = f"{module_type.__module__}.{module_type.__qualname__}"
 
     def depth(node: Node) -> int | None:
@@ -93,6 +97,8 @@ def operator_rule(operator: object, config: BackendConfig | None) -> Rule:
 
     It is looked for in the graph as it is, and as it was exported (in-place ops and clamps are spelled anew).
     """
+    takes = "set_operator_type takes an aten operator, a function of torch, or the operator's name"
+    require(isinstance(operator, str) or callable(operator), takes, operator)
     is_aten = isinstance(operator, (str, torch._ops.OpOverload, torch._ops.OpOverloadPacket))
     text = str(operator) if is_aten else getattr(operator, "__name__", str(operator))
     name = text.replace("::", ".").removeprefix("aten.").split(".")[0].removesuffix("_copy").rstrip("_")
@@ -114,6 +120,7 @@ def _targets(node: Node) -> list[object]:
 
 def filter_rule(predicate: Callable[[Node], bool], config: BackendConfig | None) -> Rule:
     """Return a rule for the nodes that a predicate holds for."""
+    require(callable(predicate), "set_filter takes a function of a node", predicate)
     name = getattr(predicate, "__name__", repr(predicate))
     return Rule("filter", name, config, lambda node: 0 if predicate(node) else None)
 

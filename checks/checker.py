@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import replace
 from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING, Final
 
 from ..configs.base import BackendConfig
 from ..observers.errors import InputError
-from ..observers.fields import got
+from ..observers.fields import got, require
 from ..observers.table import RangeTable
 from . import blocks, branches, calibration, contract, coverage, limits, observed, requantize, weights
 from .findings import Finding, Report
@@ -16,7 +17,7 @@ from .program import erased_activation, open_programs
 from .qdq import Facts
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Mapping, Sequence
 
     from torch.fx import GraphModule, Node
 
@@ -61,8 +62,10 @@ def check(
 
     >>> check(converted, configs.xnnpack()).raise_if_unsafe()  # doctest: +SKIP
     """
+    require(isinstance(suppress, Iterable), 'check() takes suppress as patterns, such as ["QM201:relu_*"]', suppress)
     patterns = (suppress,) if isinstance(suppress, str) else tuple(suppress)
     for pattern in patterns:
+        require(isinstance(pattern, str), 'a pattern to suppress is text, such as "QM201:relu_*"', pattern)
         code = pattern.partition(":")[0] or "*"
         if not any(fnmatchcase(known, code) for known in CODES):
             raise InputError(f"suppress names {code!r}, which is no code; there are {', '.join(CODES)}")

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal, Union, get_args, get_orig
 
 import torch
 
-from .errors import ConfigError
+from .errors import ConfigError, InputError
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -128,6 +128,16 @@ def nearest(name: str, names: Iterable[str]) -> str:
     """Return "; nearest: x" for the name that is spelled most like the one given, or "" if none is."""
     found = difflib.get_close_matches(name, sorted(names), n=1)
     return f"; nearest: {found[0]}" if found else ""
+
+
+def require(holds: bool, takes: str, value: object) -> None:
+    """Raise unless a value that a user gave is what a function takes.
+
+    Raises:
+        InputError: "<takes>; got 3 (int)".
+    """
+    if not holds:
+        raise InputError(f"{takes}; {got(value)}")
 
 
 def got(value: object) -> str:

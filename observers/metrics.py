@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from .errors import InputError
+from .fields import require
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -24,6 +25,8 @@ def sqnr_db(reference: Tensor, test: Tensor) -> float:
     Raises:
         InputError: if the shapes differ or the tensors are empty.
     """
+    for given in (reference, test):
+        require(isinstance(given, torch.Tensor), "sqnr_db compares two tensors", given)
     if reference.shape != test.shape:
         raise InputError(f"sqnr_db needs equal shapes, got {tuple(reference.shape)} and {tuple(test.shape)}")
     if reference.numel() == 0:

@@ -21,7 +21,7 @@ import torch
 
 from .errors import InputError, MissingRangeError, RangeError
 from .estimators import HistogramEstimator, MinMaxEstimator
-from .fields import got
+from .fields import got, require
 from .histogram import BINS
 from .ranges import Range
 
@@ -128,6 +128,7 @@ class RangeTable:
         """Return the table of all shards: the same as if one run had seen all of their batches."""
         merged = dict(self.entries)
         for other in others:
+            require(isinstance(other, RangeTable), "a RangeTable merges with others", other)
             for name, entry in other.entries.items():
                 merged[name] = merged[name].merge(entry) if name in merged else entry
         return RangeTable(merged)

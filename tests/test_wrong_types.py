@@ -11,7 +11,17 @@ import torch
 from torch import nn
 from torch.fx import symbolic_trace
 
-from quantmark import BackendQuantizer, QuantmarkError, RangeTable, check, configs, observe_ranges, quantize
+from quantmark import (
+    BackendQuantizer,
+    QuantmarkError,
+    RangeTable,
+    check,
+    configs,
+    fill_ranges,
+    observe_ranges,
+    quantize,
+    sqnr_db,
+)
 
 MODEL: Any = nn.Linear(4, 3)
 X = torch.randn(2, 4)
@@ -43,6 +53,31 @@ WRONG: dict[str, tuple[Callable[[], object], str]] = {
         lambda: RangeTable.of(None),  # type: ignore[arg-type]
         r"RangeTable.of takes a mapping of node names to \(min, max\), got None \(NoneType\)",
     ),
+    "a name of another kind": (
+        lambda: BackendQuantizer(None).set_module_name(3, None),  # type: ignore[arg-type]
+        r"set_module_name takes a module's path, or a compiled pattern of one; got 3 \(int\)",
+    ),
+    "a type by name": (
+        lambda: BackendQuantizer(None).set_module_type("Linear", None),  # type: ignore[arg-type]
+        "set_module_type takes a class, such as nn.Linear; got 'Linear'",
+    ),
+    "an operator by number": (lambda: BackendQuantizer(None).set_operator_type(3, None), "set_operator_type takes an"),
+    "a filter by name": (
+        lambda: BackendQuantizer(None).set_filter("relu", None),  # type: ignore[arg-type]
+        "set_filter takes a function of a node; got 'relu'",
+    ),
+    "a model to fill that is not prepared": (
+        lambda: fill_ranges(MODEL, RangeTable()),
+        "fill_ranges takes what prepare_pt2e returned; got a Linear",
+    ),
+    "a dict to fill by": (
+        lambda: fill_ranges(PROGRAM.module(), {}),  # type: ignore[arg-type]
+        "fill_ranges takes a RangeTable .*; got {}",
+    ),
+    "a table merged with nothing": (lambda: RangeTable().merge(ANY), "a RangeTable merges with others; got"),
+    "a number suppressed": (lambda: check(PROGRAM, suppress=3), "takes suppress as patterns"),  # type: ignore[arg-type]
+    "numbers suppressed": (lambda: check(PROGRAM, suppress=[3]), "is text, such as"),  # type: ignore[list-item]
+    "numbers compared": (lambda: sqnr_db(1.0, X), "compares two tensors; got 1.0"),  # type: ignore[arg-type]
     "a module that is not exported": (
         lambda: observe_ranges(MODEL, [X]),
         r"takes an exported model: pass torch.export.export\(model, inputs\), or its .module\(\); got a Linear",
