@@ -29,7 +29,8 @@ if TYPE_CHECKING:
 _NO_GRAD: Final = torch._higher_order_ops.wrap.wrap_with_set_grad_enabled
 _COND: Final = torch.ops.higher_order.cond
 _PREPARED: Final = "quantmark_prepared_branch"
-_LOOPS: Final = {torch.ops.higher_order.scan: 1, torch.ops.higher_order.while_loop: 2}  # how many graphs come first
+_LOOPS: Final[dict[object, int]] = {torch.ops.higher_order.scan: 1, torch.ops.higher_order.while_loop: 2}
+"""How many graphs come first among a loop's operands."""
 _BODY: Final = "quantmark_loop_body"
 
 
@@ -88,10 +89,10 @@ def keep_bodies_float(model: GraphModule) -> None:
     torchao (0.18) converts them all the same, and refuses what nobody prepared.
     """
     for loop in loops(model):
-        handle = loop.args[_LOOPS[loop.target] - 1]
+        handle = _handles(loop)[-1]
         body = _submodule(model, handle)
         if body is not None:
-            setattr(model, handle.target, prepare_pt2e(copy.deepcopy(body), _Nothing()))
+            setattr(model, str(handle.target), prepare_pt2e(copy.deepcopy(body), _Nothing()))
 
 
 class _Nothing(Quantizer):
@@ -104,12 +105,19 @@ class _Nothing(Quantizer):
         pass
 
 
+def _handles(loop: Node) -> list[Node]:
+    """Return the nodes that read a loop's graphs, the body's last."""
+    return [handle for handle in loop.args[: _LOOPS[loop.target]] if isinstance(handle, Node)]
+
+
 def own_bodies(model: GraphModule) -> None:
     """Give the model copies of its loops' bodies (and conditions) for its own, with the constants that they read."""
     for loop in loops(model):
-        handles, operands = loop.args[: _LOOPS[loop.target]], loop.args[-1]
+        handles, operands = _handles(loop), loop.args[-1]
         bodies = [body for handle in handles if (body := _submodule(model, handle)) is not None]
         if len(bodies) != len(handles) or any(is_body(body) for body in bodies):
+            continue
+        if not isinstance(operands, (tuple, list)):
             continue
         values = [constant_value(model, each) if isinstance(each, Node) else None for each in operands]
         for handle, shared in zip(handles, bodies, strict=True):
@@ -117,7 +125,7 @@ def own_bodies(model: GraphModule) -> None:
             carried = len(own.graph.find_nodes(op="placeholder")) - len(values)
             _close(own, [None] * carried + values)
             own.meta[_BODY] = str(loop.target)
-            setattr(model, handle.target, own)
+            setattr(model, str(handle.target), own)
         kept = tuple(each for each, value in zip(operands, values, strict=True) if value is None)
         loop.args = (*loop.args[:-1], kept)
 

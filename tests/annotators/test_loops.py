@@ -29,7 +29,7 @@ class Scans(nn.Module):
             state = torch.relu(self.a(x) + self.h(state))
             return state, state.clone()
 
-        _, states = scan(step, torch.zeros(x.shape[1], 8), x)  # type: ignore[no-untyped-call]
+        _, states = scan(step, torch.zeros(x.shape[1], 8), x)
         found: Tensor = self.out(states)
         return found
 

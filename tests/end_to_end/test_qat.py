@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Callable
 from functools import partial
 
 import pytest
@@ -18,7 +19,7 @@ from quantmark.cli.digits import BATCH, Digits, SmallNet, load_digits, train
 from quantmark.configs.base import BackendConfig
 
 DYNAMIC = ({0: torch.export.Dim("batch")},)
-CONFIGS = {
+CONFIGS: dict[str, Callable[..., configs.BackendConfig]] = {
     "xnnpack": configs.xnnpack,
     "4-bit weights": partial(configs.arm_tosa, weight_bits=4),
     "4-bit weights, one scale": partial(configs.arm_tosa, weight_bits=4, per_channel=False),
