@@ -86,7 +86,7 @@ def main() -> None:
         _say_error("interrupted")
         sys.exit(USER_ERROR)
     finally:
-        signal.signal(signal.SIGTERM, before)
+        signal.signal(signal.SIGTERM, before or signal.SIG_DFL)
     sys.exit(status or 0)
 
 
