@@ -9,11 +9,13 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import io
 import logging
+import os
 import sys
+import tempfile
 import warnings
 from collections import Counter
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -78,13 +80,28 @@ class Outcomes:
                 self.why[name] = str(report.longreprtext).strip().rpartition("\n")[2]
 
 
+@contextlib.contextmanager
+def _silent() -> Iterator[None]:
+    """Keep back what pytest and the reference model's native code write to stdout."""
+    sys.stdout.flush()
+    stdout = os.dup(1)
+    with tempfile.TemporaryFile() as kept:
+        os.dup2(kept.fileno(), 1)
+        try:
+            yield
+        finally:
+            sys.stdout.flush()
+            os.dup2(stdout, 1)
+            os.close(stdout)
+
+
 def run(files: list[Path], keep: str, *, ours: bool) -> Outcomes:
     """Run test files with one quantizer."""
     from executorch.backends.arm.test.tester.quantize import ArmQuantize
 
     outcomes = Outcomes()
     options = ["-q", "-k", keep, "-p", "no:cacheprovider", "-c", "/dev/null", "--rootdir", str(files[0].parents[1])]
-    with pytest.MonkeyPatch.context() as patch, contextlib.redirect_stdout(io.StringIO()):
+    with pytest.MonkeyPatch.context() as patch, _silent():
         if ours:
             patch.setattr(ArmQuantize, "run", run_ours)
         pytest.main([*options, *map(str, files)], plugins=[outcomes])
@@ -106,6 +123,7 @@ def main() -> None:
         sys.exit(f"this executorch ships no tests of its Arm backend: {folder} is missing")
     table = Table("tests", "run", "TOSAQuantizer passes", "quantmark passes")
     failed: list[str] = []
+    console = Console(width=120)
     total: Counter[str] = Counter()
     for name in args.names or NAMES:
         files = [folder / f"test_{name}.py"]
@@ -113,12 +131,12 @@ def main() -> None:
         counts = [sum(outcome == "passed" for outcome in side.of.values()) for side in (theirs, ours)]
         total.update(run=len(ours.of), theirs=counts[0], ours=counts[1])
         table.add_row(name, str(len(ours.of)), *map(str, counts))
+        console.print(f"{name}: of {len(ours.of)} TOSAQuantizer passes {counts[0]}, quantmark {counts[1]}")
         for test, outcome in ours.of.items():
             if outcome != theirs.of.get(test):
                 failed.append(f"{test}: {theirs.of.get(test)} with TOSAQuantizer, {outcome} with quantmark")
                 failed += [f"    {ours.why[test]}"] if args.why and test in ours.why else []
     table.add_row("all", str(total["run"]), str(total["theirs"]), str(total["ours"]))
-    console = Console(width=120)
     console.print(table)
     for line in failed:
         console.print(line, markup=False, soft_wrap=True)

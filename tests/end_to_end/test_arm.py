@@ -152,4 +152,4 @@ def test_whole_models_are_about_as_good_as_with_arms_own_quantizer(name: str) ->
         found.append((ran.delegates, statistics.mean(sqnr_db(model(*batch), got[0]) for batch, got in pairs)))
     (our_delegates, ours), (their_delegates, theirs) = found
     assert our_delegates <= their_delegates
-    assert ours >= theirs - 2.0  # dB; measured on the converted graph: -0.3 (resnet) to +3.8 (shufflenet), one draw each
+    assert ours >= theirs - 2.0  # dB; measured, converted: -0.3 (resnet) to +3.8 (shufflenet)
