@@ -176,6 +176,12 @@ def _is_folded(head: Node, norm: Node, config: BackendConfig) -> bool:
     return rule is not None and is_folded(head, norm, rule, config, per_channel=is_per_channel(head, rule, config))
 
 
+def is_in_block(norm: Node, config: BackendConfig) -> bool:
+    """Tell whether a batch norm is taken in by the weighted op that it alone reads."""
+    head = norm.args[0]
+    return isinstance(head, Node) and _only_reader(head) is norm and _is_folded(head, norm, config)
+
+
 def _only_reader(node: Node) -> Node | None:
     readers = users(node)
     if len(readers) != 1 or readers[0].op == "output" or len(readers[0].args) == 0:

@@ -8,6 +8,9 @@ output channel that fold is exact at conversion: in evaluation the batch norm is
     k * (W x + b - mean) + beta,  k = gamma / sqrt(var + eps)    =    (k W) x + (k * (b - mean) + beta)
 
 and k * W has the codes of W (negated where k < 0) with |k| times its scale, so that training saw the same rounding.
+
+A batch norm that follows no weighted op is in evaluation the depthwise convolution with W = 1, and is spelled so: with
+a scale per channel its factors are exact, its offsets are a bias, and an activation behind it folds like any other.
 """
 
 from __future__ import annotations
@@ -23,7 +26,7 @@ from ..configs.base import BiasKind
 from ..configs.ops import HEADS
 from ..observers.errors import AnnotationError
 from ..observers.qparams import choose_channel_qparams
-from .graph import argument, constant_tensor, is_constant, op_name, rank, users, value_of, where
+from .graph import argument, constant_tensor, is_constant, is_float_tensor, op_name, rank, users, value_of, where
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -41,6 +44,7 @@ _ATEN = torch.ops.aten
 _TORCHAO_FOLDS: Final = frozenset(
     {_ATEN.conv1d.default, _ATEN.conv2d.default, _ATEN.conv_transpose1d.default, _ATEN.conv_transpose2d.input}
 )
+_DEPTHWISE: Final = {1: _ATEN.conv1d.default, 2: _ATEN.conv2d.default, 3: _ATEN.conv3d.default}  # by spatial axes
 _STATISTICS: Final = ("weight", "bias", "running_mean", "running_var")
 
 
@@ -101,6 +105,28 @@ class _Folded:
     offset: Tensor
 
 
+def spell_batch_norm(model: GraphModule, norm: Node, config: BackendConfig) -> bool:
+    """Spell a batch norm of a graph in evaluation that no weighted op takes in as a depthwise convolution."""
+    source, axes = argument(norm, 0), rank(norm) - 2
+    if axes not in _DEPTHWISE or f"conv{axes}d" not in config.blocks.heads or not config.weight.per_channel:
+        return False
+    if config.is_qat or argument(norm, "training") or not isinstance(source, Node) or not is_float_tensor(norm):
+        return False
+    statistics = [argument(norm, name) for name in _STATISTICS]
+    if any(each is None for each in statistics[2:]):
+        return False
+    if not all(each is None or (isinstance(each, Node) and is_constant(each)) for each in statistics):
+        return False
+    factor, offset = _factor_and_offset(model, norm, None)
+    dtype = getattr(value_of(source), "dtype", torch.float32)
+    channels = len(factor)
+    weight = _attribute(model, norm, "_norm_weight_", factor.reshape([channels, 1] + [1] * axes).to(dtype))
+    bias = _attribute(model, norm, "_norm_bias_", offset.to(dtype))
+    norm.target = _DEPTHWISE[axes]
+    norm.args, norm.kwargs = (source, weight, bias, [1] * axes, [0] * axes, [1] * axes, channels), {}
+    return True
+
+
 def _fold(
     model: GraphModule, head: Node, what: _Folded, observer: PerChannelRangeObserver, write_pair: WritePair
 ) -> None:
@@ -142,7 +168,9 @@ def own_biases(weight: Node) -> None:
         if rule is None or rule.bias is None or argument(head, rule.weight) is not weight:
             continue
         bias, model = argument(head, rule.bias), head.graph.owning_module
-        if not isinstance(bias, Node) or bias.op != "get_attr" or (value := constant_tensor(model, bias)) is None:
+        if model is None or not isinstance(bias, Node) or bias.op != "get_attr":
+            continue
+        if (value := constant_tensor(model, bias)) is None:
             continue
         mentions = head.graph.find_nodes(op="get_attr", target=bias.target)
         if any(reader < head for mention in mentions for reader in mention.users):

@@ -6,11 +6,13 @@
 * Scalar operands of add, sub, rsub and mul become constants, which can be quantized; rsub becomes sub.
 * In training, a convolution without a bias gets one of zeros before its batch norm, where the backend's bias is int32:
   folding makes a bias of it, which would stay float.
+* A batch norm that no weighted op takes in becomes the depthwise convolution that it is (see `folding`).
 * Clamps in a row become one, and every clamp is spelled as relu, hardtanh or clamp, by its bounds: backends fold
   some spellings only, and a relu6 is a relu6 however it is written.
 
-Values stay the same bit for bit. No parameter is touched: the exported module shares its own with the user's eager
-model. A node that changes its operator remembers the one that it was exported with, for rules that name operators.
+Values stay the same bit for bit, but for the rounding of a batch norm's factors. No parameter is touched: the exported
+module shares its own with the user's eager model. A node that changes its operator remembers the one that it was
+exported with, for rules that name operators.
 """
 
 from __future__ import annotations
@@ -22,8 +24,8 @@ from torchao.quantization.pt2e.utils import _fuse_conv_bn_
 
 from ..configs.base import BiasKind
 from ..configs.ops import HEADS
-from .blocks import clamp_bounds
-from .folding import gets_bias
+from .blocks import clamp_bounds, is_in_block
+from .folding import gets_bias, spell_batch_norm
 from .graph import EXPORTED_AS, argument, is_float_tensor, is_in_place, op_name, value_of
 from .masks import masks_out
 from .memory import Memory
@@ -60,6 +62,8 @@ def transform(model: GraphModule, config_of: Callable[[Node], BackendConfig | No
             changed |= _lift_scalar(model, node, config)
         if config is not None and name in HEADS and config.is_qat and config.bias.kind is BiasKind.INT32_DERIVED:
             changed |= _zero_bias(model, node)
+        if name == "batch_norm" and config is not None and not is_in_block(node, config):
+            changed |= spell_batch_norm(model, node, config)
         _remember(node, exported_as)
     clamps = [node for node in model.graph.nodes if clamp_bounds(node) is not None]
     for node in reversed(clamps):  # from the last clamp of a row, which swallows the others

@@ -48,6 +48,14 @@ class MM(AddMM):
         return torch.mm(x, self.weight)
 
 
+def norm(channels: int) -> nn.BatchNorm2d:
+    """A batch norm that has seen data."""
+    found = nn.BatchNorm2d(channels)
+    for tensor, low, high in ((found.weight, -2.0, 2.0), (found.bias, -1.0, 1.0), (found.running_mean, -1.0, 1.0)):
+        nn.init.uniform_(tensor, low, high)  # type: ignore[arg-type]
+    return found
+
+
 IMAGE, SIGNAL, ROWS = (2, 8, 7, 7), (2, 8, 11), (16, 8)
 HEADS: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...], list[str]]] = {
     "conv1d": (lambda: nn.Conv1d(8, 6, 3), SIGNAL, FEW),
@@ -58,6 +66,7 @@ HEADS: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...], list[str]]] = {
     "transposed1d": (lambda: nn.ConvTranspose1d(8, 6, 3), SIGNAL, FEW),
     "transposed": (lambda: nn.ConvTranspose2d(8, 6, 3, stride=2), IMAGE, FEW),
     "transposed-grouped": (lambda: nn.ConvTranspose2d(8, 6, 3, groups=2), IMAGE, FEW),
+    "norm": (lambda: norm(8), IMAGE, FEW),
     "linear": (lambda: nn.Linear(8, 6), ROWS, ALL),
     "addmm": (AddMM, ROWS, FEW),
     "mm": (MM, ROWS, FEW),

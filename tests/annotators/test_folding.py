@@ -1,0 +1,95 @@
+"""Batch norms that no weighted op takes in; what becomes of the others is in test_conversion.py."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.testing import assert_close
+
+from quantmark import BackendQuantizer, configs, observe_ranges, quantize, sqnr_db
+from quantmark.configs import BackendConfig
+from support.flow import calls, export
+
+
+class PreActivated(nn.Module):
+    """Norms before their convolutions, each behind an op that takes none in."""
+
+    def __init__(self, axes: int = 2, *, affine: bool = True) -> None:
+        super().__init__()
+        conv = {1: nn.Conv1d, 2: nn.Conv2d, 3: nn.Conv3d}[axes]
+        norm = {1: nn.BatchNorm1d, 2: nn.BatchNorm2d, 3: nn.BatchNorm3d}[axes]
+        self.first, self.second = norm(6, affine=affine), norm(8, affine=affine)
+        self.conv: nn.Module = conv(6, 8, 3, padding=1)
+        for module in (self.first, self.second):
+            nn.init.uniform_(module.running_mean, -1.0, 1.0)  # type: ignore[arg-type]
+            nn.init.uniform_(module.running_var, 0.01, 4.0)  # type: ignore[arg-type]
+            if affine:
+                nn.init.uniform_(module.weight, -2.0, 2.0)
+                nn.init.uniform_(module.bias, -1.0, 1.0)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.conv(F.relu(self.first(x)))
+        return F.relu(self.second(y + y.flip(0)))
+
+
+def model(axes: int = 2, *, affine: bool = True) -> tuple[nn.Module, list[Tensor]]:
+    torch.manual_seed(0)
+    return PreActivated(axes, affine=affine).eval(), [torch.randn(4, 6, *[6] * axes) for _ in range(4)]
+
+
+@pytest.mark.parametrize("affine", [True, False])
+@pytest.mark.parametrize("axes", [1, 2, 3])
+def test_a_norm_alone_is_a_block_with_the_activation_behind_it(axes: int, affine: bool) -> None:
+    net, batches = model(axes, affine=affine)
+    config = BackendConfig()
+    graph = BackendQuantizer(config).transform_for_annotation(export(net, (batches[0],)))
+    assert_close(graph(batches[0]), net(batches[0]), atol=1e-5, rtol=1e-5)
+    found = quantize(net, batches, config, progress=False)
+    assert calls(found.model, "batch_norm") == []
+    assert [len(block.members) for block in found.record.blocks.values()] == [2, 1, 2]  # norm + relu, conv, norm + relu
+    assert sqnr_db(net(batches[0]), found.model(batches[0])) > 34
+    assert min(float(found.model(batch).min()) for batch in batches) == 0.0
+
+
+def test_its_factors_are_exact_with_a_scale_per_channel() -> None:
+    torch.manual_seed(0)
+    net = nn.BatchNorm2d(6).eval()
+    nn.init.uniform_(net.weight, 1e-3, 5.0)
+    x = torch.randint(-128, 128, (4, 6, 8, 8)) / 64.0
+    x[0, 0, 0, :2] = torch.tensor([-2.0, 127 / 64])
+    found = quantize(net, [x], configs.xnnpack(estimator="minmax"), progress=False)
+    with torch.no_grad():
+        expected, got = net(x), found.model(x)
+    assert float((got - expected).abs().max()) <= float(got.unique().diff().min()) * 0.51
+
+
+def test_both_roads_agree_but_for_the_rounding_of_its_factors() -> None:
+    net, batches = model()
+    program = torch.export.export(net, (batches[0],))
+    config = BackendConfig()
+    table = observe_ranges(program, batches)
+    one = quantize(program, batches, config, progress=False).model
+    other = quantize(program, batches, BackendQuantizer(config, ranges=table), progress=False).model
+    step = float(one(batches[0]).unique().diff().min())
+    assert_close(one(batches[0]), other(batches[0]), atol=1.01 * step, rtol=0.0)
+
+
+@pytest.mark.parametrize(
+    "config", [configs.cadence(), configs.xnnpack(per_channel=False)], ids=["cadence", "one scale"]
+)
+def test_with_one_scale_for_all_channels_it_stays_float(config: BackendConfig) -> None:
+    net, batches = model()
+    found = quantize(net, batches, config, progress=False)
+    assert len(calls(found.model, "batch_norm")) == 2
+
+
+@pytest.mark.parametrize("factory", [configs.xnnpack, configs.arm_tosa])
+def test_a_norm_that_a_convolution_takes_in_is_left_to_it(factory: Callable[[], BackendConfig]) -> None:
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Conv2d(3, 6, 3), nn.BatchNorm2d(6), nn.ReLU()).eval()
+    found = quantize(net, [torch.randn(2, 3, 6, 6)], factory(), progress=False)
+    assert len(calls(found.model, "conv2d")) == 1
