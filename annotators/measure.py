@@ -36,6 +36,7 @@ def observe_ranges(
     batches: Iterable[Sequence[Tensor] | Tensor],
     *,
     estimator: Literal["minmax", "histogram"] = "histogram",
+    quantizer: Quantizer | None = None,
 ) -> RangeTable:
     """Run a float model over calibration batches and return the range of every float tensor in it.
 
@@ -46,6 +47,8 @@ def observe_ranges(
         model: what `torch.export.export` returned, or its `.module()`.
         batches: tensors, or sequences of the model's positional arguments.
         estimator: "histogram" also keeps each tensor's histogram; "minmax" its range alone.
+        quantizer: the quantizer that the table is for, where it takes ops apart before it annotates them (Arm's
+            configs: softmax, means, norms): the table then has the parts too.
 
     Raises:
         InputError: if the model is not exported, there are no batches, or one does not fit the model.
@@ -58,7 +61,7 @@ def observe_ranges(
             f"{got(model)}"
         )
     graph = copy.deepcopy(model.module() if isinstance(model, ExportedProgram) else model)
-    recorder = _Recorder(HistogramEstimator if estimator == "histogram" else MinMaxEstimator)
+    recorder = _Recorder(HistogramEstimator if estimator == "histogram" else MinMaxEstimator, quantizer)
     prepared = prepare_pt2e(graph, recorder)
     count = 0
     with torch.no_grad():
@@ -151,12 +154,14 @@ class _TensorObserver(ObserverBase):
 class _Recorder(Quantizer):
     """Puts an observer of its own on every float tensor."""
 
-    def __init__(self, make: type[MinMaxEstimator]) -> None:
+    def __init__(self, make: type[MinMaxEstimator], quantizer: Quantizer | None) -> None:
         super().__init__()
-        self.make = make
+        self.make, self.quantizer = make, quantizer
         self.observers: dict[str, tuple[str, _TensorObserver]] = {}
 
     def transform_for_annotation(self, model: GraphModule) -> GraphModule:
+        if self.quantizer is not None and not self.observers:
+            return self.quantizer.transform_for_annotation(model)
         return transform(model, lambda _: None)
 
     def annotate(self, model: GraphModule) -> GraphModule:

@@ -8,13 +8,18 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Final, Literal
 
+from torch.fx.graph import _Namespace
+
 from ..observers.errors import AnnotationError, ConfigError
 
 if TYPE_CHECKING:
+    from collections.abc import Container
+
     from torch.fx import Node
     from torch.fx.graph_module import GraphModule
 
 RewriteName = Literal["tosa", "tosa_int16", "ethos_u55", "ethos_u85"]
+_NAME: Final = "quantmark_name"
 _PROFILES: Final[dict[str, str]] = {
     "tosa": "TOSA-1.0+INT",
     "tosa_int16": "TOSA-1.0+INT+int16",
@@ -46,6 +51,8 @@ def rewrite(model: GraphModule, name: RewriteName, wanted: set[Node]) -> GraphMo
         if node.target == "_guards_fn":  # of `.module()`: the passes interpret the graph, and refuse a called module
             model.graph.erase_node(node)
         node.meta[DISALLOW_TFA_META_KEY] = node not in wanted
+        node.meta[_NAME] = node.name
+    names = {node.name: node for node in model.graph.nodes}
     spec: Any = TosaCompileSpec(TosaSpecification.create_from_string(_PROFILES[name]))
     _keep_leaky_relu(spec)
     try:
@@ -56,7 +63,30 @@ def rewrite(model: GraphModule, name: RewriteName, wanted: set[Node]) -> GraphMo
             f"{type(error).__name__}: {str(error).strip() or 'no message'}. Leave the op that they name in float with "
             "set_module_name or set_operator_type and None, or take dataclasses.replace(config, rewrite=None)"
         ) from error
+    _name_as_before(changed, names)
     return changed
+
+
+def _name_as_before(model: GraphModule, names: Container[str]) -> None:
+    """Give each node of a graph that was traced anew the name that its value had, and no other node such a name.
+
+    Of the parts of an op that was taken apart, the last holds the op's value. Ranges and rules are found by name, and
+    tracing numbers ops afresh: "add" would be another one.
+    """
+    graph, namespace = model.graph, _Namespace()
+    last = {node.meta[_NAME]: node for node in graph.nodes if _NAME in node.meta}
+    old = {node: name for name, node in last.items()}
+    for node, name in old.items():
+        node.name = namespace.create_name(name, node)
+    for node in graph.nodes:
+        if node not in old:
+            name = node.name
+            while name in names:
+                name += "_part"
+            node.name = namespace.create_name(name, node)
+        node.meta.pop(_NAME, None)
+    graph._graph_namespace = namespace
+    model.recompile()
 
 
 def _keep_leaky_relu(spec: Any) -> None:
