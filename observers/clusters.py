@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Final
 
-from .qparams import QParams, choose_qparams, scale_of, sharing_loss_db
+from .qparams import QParams, choose_qparams, coarser_qparams, scale_of, sharing_loss_db
 from .ranges import UNBOUNDED, Bounds, Range, union
 
 if TYPE_CHECKING:
@@ -31,6 +31,7 @@ class Cluster:
         contracts: the bounds that the qparams have to honour.
         floor: the smallest scale that a member would have if it did not share, in real units per code.
         fixed: qparams that the backend dictates, or None.
+        scale: a scale larger than the range needs, taken for the sake of a neighbour (see `aligning`), or None.
     """
 
     members: list[str]
@@ -39,6 +40,7 @@ class Cluster:
     contracts: frozenset[Bounds]
     floor: float
     fixed: QParams | None = None
+    scale: float | None = None
 
     @classmethod
     def of(cls, cell: Cell, range_: Range) -> Cluster:
@@ -49,7 +51,11 @@ class Cluster:
     @cached_property
     def qparams(self) -> QParams:
         """What the members share."""
-        return self.fixed or choose_qparams(self.range, self.scheme, self._bounds())
+        if self.fixed is not None:
+            return self.fixed
+        if self.scale is not None:
+            return coarser_qparams(self.range, self.scheme, self._bounds(), self.scale)
+        return choose_qparams(self.range, self.scheme, self._bounds())
 
     def _bounds(self) -> Bounds:
         """Return the bounds to clamp the range to: those of all members, where they take nothing away."""

@@ -162,10 +162,18 @@ def choose_qparams(range_: Range, scheme: Scheme, bounds: Bounds = UNBOUNDED) ->
     seen = range_.clamp(bounds).with_zero()
     if seen.min == seen.max:
         seen = _stand_in(bounds)
-    scale = scale_of(seen, replace(scheme, headroom=1.0) if bounds.is_bounded else scheme)
+    return _at_scale(seen, scheme, scale_of(seen, replace(scheme, headroom=1.0) if bounds.is_bounded else scheme))
+
+
+def coarser_qparams(range_: Range, scheme: Scheme, bounds: Bounds, scale: float) -> QParams:
+    """Return the qparams of a given scale, at least that of `choose_qparams`, that begin where the range does."""
+    return _at_scale(range_.clamp(bounds).with_zero(), scheme, scale)
+
+
+def _at_scale(range_: Range, scheme: Scheme, scale: float) -> QParams:
     if scheme.symmetric:
         return QParams(scale, scheme.symmetric_zero_point, scheme)
-    zero_point = scheme.quant_min - round(seen.min / scale)
+    zero_point = scheme.quant_min - round(range_.min / scale)
     return QParams(scale, min(max(zero_point, scheme.quant_min), scheme.quant_max), scheme)
 
 

@@ -102,6 +102,8 @@ class JoinRecord:
     finding: bool = False
     why_float: str = ""
     apart: dict[str, str] = field(default_factory=dict)
+    contradicting: set[str] = field(default_factory=set)  # of those apart: their contract forbids the join's qparams
+    aligned: set[str] = field(default_factory=set)  # of those: they have the join's scale, so that no value is rounded
 
     def decision(self, resolver: Resolver) -> Decision:
         """Return the record as it stands after all was decided."""
@@ -117,7 +119,7 @@ class JoinRecord:
             groups = _groups(resolver, [output, *quantized])
             scale = resolver.clusters[output].qparams.scale
             losses = {name: resolver.loss_db(name, scale) for name in operands}
-            why = [f"{cell} keeps its own qparams: {why}" for cell, why in self.apart.items()]
+            why = [f"{cell} keeps {self._what(cell)}: {why}" for cell, why in self.apart.items()]
             reason = "; ".join(why) or self._why_shared(losses)
         return Decision(
             "join",
@@ -130,6 +132,9 @@ class JoinRecord:
             (),
             self.finding,
         )
+
+    def _what(self, cell: str) -> str:
+        return "its own zero point, at the join's scale" if cell in self.aligned else "its own qparams"
 
     def _why_shared(self, losses: dict[str, float]) -> str:
         """Return why one qparams serve all, and what a loss means that sounds large: the output is as coarse."""

@@ -14,6 +14,7 @@ import math
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
+from .aligning import align_joins
 from .clusters import TOLERANCE_DB, Cluster, is_spread, own_scale, united, wide_qparams
 from .errors import SharingConflictError
 from .grouping import partition
@@ -111,6 +112,7 @@ class Resolver:
                 self._decide_family(family)
             if step.join is not None:
                 self._decide_operands(step.join)
+        align_joins(self)
         settle_hoists(self)
         records = [
             *self.tensors,
@@ -354,6 +356,8 @@ class Resolver:
                 continue
             if both is None or why:
                 record.apart[operand.cell] = why
+                if both is None:
+                    record.contradicting.add(operand.cell)
                 record.finding |= JoinOutcome.REQUANTIZE not in join.rules.outcomes
                 continue
             both.floor = min(floor, self.clusters[join.output].floor)
