@@ -58,6 +58,7 @@ class Block:
         return self.members[-1]
 
 
+_PLAIN: Final = {"relu": Bounds(0.0, None), "relu6": Bounds(0.0, 6.0)}
 _ENDS: Final = {
     "hardtanh": ("min_val", "max_val"),
     "clamp": ("min", "max"),
@@ -73,10 +74,8 @@ def clamp_bounds(node: Node) -> Bounds | None:
     A clamp whose bound is a tensor, or a threshold that is no relu, is none.
     """
     name = op_name(node)
-    if name == "relu":
-        return Bounds(0.0, None)
-    if name == "relu6":
-        return Bounds(0.0, 6.0)
+    if name in _PLAIN:
+        return _PLAIN[name]
     if name == "threshold":
         is_relu = number(node, "threshold") == 0.0 and number(node, "value") == 0.0
         return Bounds(0.0, None) if is_relu else None
@@ -159,10 +158,11 @@ def find_block(head: Node, config: BackendConfig, accepts: Callable[[Node], bool
         elif name in rules.through and is_float_tensor(follower) and not _drops(follower):
             pending.append(follower)
         elif (then := clamp_bounds(follower)) is not None and name in foldable:
-            unfused = why_not_fused(bounds.then(then), scheme, rules)
+            joined = bounds.then(then) if bounds.is_bounded else then
+            unfused = why_not_fused(joined, scheme, rules)
             if unfused:
                 break
-            bounds = bounds.then(then)
+            bounds = joined
             members += [*pending, follower]
             pending = []
         else:

@@ -106,7 +106,9 @@ def is_float_tensor(node: Node) -> bool:
     value = node.meta.get("val")
     if not isinstance(value, torch.Tensor) or value.dtype not in _QUANTIZABLE:
         return False
-    # Dynamic sizes are symbolic, and never empty here: to compare one with 0 would put a guard on it.
+    if not value._has_symbolic_sizes_strides:
+        return value.shape.numel() != 0
+    # Dynamic sizes are never empty here: to compare one with 0 would put a guard on it.
     return all(size for size in value.shape if size.__class__ is int)
 
 

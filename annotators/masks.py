@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Final
 import torch
 from torch.fx import Node
 
-from ..configs.ops import JOINS, MOVEMENT, NO_OPS, SELECTS
+from ..configs.ops import HEADS, JOINS, MOVEMENT, NO_OPS, SELECTS
 from ..observers.qparams import LARGEST_VALUE
 from .graph import constant_value, op_name
 
@@ -39,6 +39,8 @@ def masked_values(model: GraphModule) -> set[Node]:
     found: set[Node] = set()
     for node in model.graph.nodes:
         if node.op == "get_attr":
+            if all(op_name(user) in HEADS for user in node.users):
+                continue  # a weight, or a bias
             tensor = constant_value(model, node)
             if tensor is not None and _is_mask(tensor):
                 found.add(node)

@@ -98,11 +98,13 @@ def assign_roles(model: GraphModule, config_of: Callable[[Node], BackendConfig |
     for node in model.graph.nodes:
         if node.op != "call_function" or node in roles.of or (config := config_of(node)) is None:
             continue
-        if not _take_block(node, config, config_of, roles):
-            role = _plain_role(node, config)
-            if role is not None:
-                roles.of[node] = role
-                roles.configs[node] = config
+        name = op_name(node)
+        begins = name in config.blocks.heads or name in config.blocks.residual_heads
+        if begins and _take_block(node, config, config_of, roles):
+            continue
+        if (role := _plain_role(node, name, config)) is not None:
+            roles.of[node] = role
+            roles.configs[node] = config
     _drop_idle_movement(roles)
     return roles
 
@@ -134,8 +136,8 @@ def _is_residual_head(node: Node, config: BackendConfig) -> bool:
     return is_own and is_float_tensor(node) and bool(activations(node)) and not other_form(node, config)
 
 
-def _plain_role(node: Node, config: BackendConfig) -> Role | None:
-    name, rules = op_name(node), config.ops
+def _plain_role(node: Node, name: str, config: BackendConfig) -> Role | None:
+    rules = config.ops
     if name == "getitem":
         return _getitem_role(node, config)
     selects = name in rules.selects
