@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
 _MOVING: Final = MOVEMENT | NO_OPS | SELECTS | POOLS | {"getitem"}
 HAIR_DB: Final = 0.1  # a difference of scales below it is no loss worth a finding
+_ALIGNED: Final = 0.22  # what is cut off a range that was widened by as much as `observers.aligning` ever does
 CLIPPED: Final = 0.1  # the part of a range that may be cut off without a finding: estimators cut tails
 
 
@@ -110,11 +111,13 @@ def _again(facts: Facts, value: Node, origin: Origin, after: Encoding) -> Iterat
             _numbers(origin, after),
         )
     if part > CLIPPED:
+        shifted = part <= _ALIGNED and origin.before is not None and origin.before.scales == after.scales
         yield finding(
             "QM402",
-            Severity.WARNING,
+            Severity.INFO if shifted else Severity.WARNING,
             node,
-            f"requantized to a range that cuts off {part:.0%} of the one before",
+            f"requantized to a range that cuts off {part:.0%} of the one before"
+            + (" at the same scale, as where one was widened so that nothing is rounded twice" if shifted else ""),
             "let the second range cover the first, or let both share qparams",
             _numbers(origin, after),
         )

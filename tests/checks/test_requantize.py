@@ -90,6 +90,9 @@ def test_a_range_that_shifts_cuts_one_side(graph: GraphModule) -> None:
     pair = pair_of(first)
     second = insert_pair(dequantize, first, zero_point=pair.zero_point + 20)
     assert [f for f in found(graph) if f[0] == "QM402"] == []  # estimators cut tails of that size
+    set_qparams(second, zero_point=pair.zero_point - 40)  # as far as a range is widened to have a neighbour's scale
+    (finding,) = [f for f in check(graph, GENERIC).findings if f.code == "QM402"]
+    assert finding.severity is Severity.INFO
     set_qparams(second, zero_point=pair.zero_point - 60)
     (finding,) = [f for f in check(graph, GENERIC).findings if f.code == "QM402"]
     assert finding.severity is Severity.WARNING
