@@ -19,6 +19,7 @@ from torch.fx import GraphModule
 from torchao.quantization.pt2e.quantize_pt2e import convert_pt2e, prepare_pt2e
 
 from .annotators.batches import Batch, as_batch, as_batches, checked, graph_inputs, is_exported
+from .annotators.folding import part_norms
 from .annotators.measure import read_ranges
 from .annotators.quantizer import BackendQuantizer
 from .checks import check_calibrated
@@ -272,6 +273,7 @@ def _export(
     if any(getattr(node.target, "namespace", "") == "quantized_decomposed" for node in exported.graph.nodes):
         raise InputError("the model is quantized already; give the float model")
     _own_buffers(exported)
+    part_norms(exported)
     return exported
 
 

@@ -48,6 +48,30 @@ _DEPTHWISE: Final = {1: _ATEN.conv1d.default, 2: _ATEN.conv2d.default, 3: _ATEN.
 _STATISTICS: Final = ("weight", "bias", "running_mean", "running_var")
 
 
+def part_norms(model: GraphModule) -> None:
+    """Keep torchao from folding a batch norm into a weight, or into an output, that something else reads too.
+
+    It does so (0.18) for all readers: they get the normed values, and nothing tells.
+    """
+    for norm in [each for each in model.graph.nodes if op_name(each) == "batch_norm"]:
+        source = norm.args[0]
+        if isinstance(source, Node) and (op_name(source) == "batch_norm" or _is_read_elsewhere(source)):
+            with model.graph.inserting_before(norm):
+                alias = model.graph.call_function(_ATEN.alias.default, (source,))
+            alias.meta = dict(source.meta)
+            norm.replace_input_with(source, alias)
+    model.recompile()
+
+
+def _is_read_elsewhere(head: Node) -> bool:
+    rule = HEADS.get(op_name(head))
+    weight = argument(head, rule.weight) if rule is not None else None
+    if not isinstance(weight, Node):
+        return False
+    mentions = head.graph.find_nodes(op="get_attr", target=weight.target)
+    return len(users(head)) > 1 or sum(len(mention.users) for mention in mentions) > 1
+
+
 def gets_bias(head: Node) -> bool:
     """Tell whether torchao gives the head a bias when it folds the batch norm behind it after training."""
     readers = users(head)
@@ -117,13 +141,18 @@ def spell_batch_norm(model: GraphModule, norm: Node, config: BackendConfig) -> b
         return False
     if not all(each is None or (isinstance(each, Node) and is_constant(each)) for each in statistics):
         return False
+    if source.target is _ATEN.alias.default and len(source.users) == 1 and isinstance(source.args[0], Node):
+        source = source.args[0]  # what `part_norms` put between
     factor, offset = _factor_and_offset(model, norm, None)
     dtype = getattr(value_of(source), "dtype", torch.float32)
     channels = len(factor)
     weight = _attribute(model, norm, "_norm_weight_", factor.reshape([channels, 1] + [1] * axes).to(dtype))
     bias = _attribute(model, norm, "_norm_bias_", offset.to(dtype))
     norm.target = _DEPTHWISE[axes]
+    between = norm.args[0]
     norm.args, norm.kwargs = (source, weight, bias, [1] * axes, [0] * axes, [1] * axes, channels), {}
+    if isinstance(between, Node) and not between.users and between is not source:
+        norm.graph.erase_node(between)
     return True
 
 

@@ -20,6 +20,7 @@ from ..observers.fields import got, require
 from ..observers.observer import PerChannelBiasObserver, PerChannelRangeObserver, RangeObserver
 from ..observers.table import Entry, RangeTable
 from .batches import as_batches, checked, graph_inputs, is_exported
+from .folding import part_norms
 from .graph import constant_tensor, is_float_tensor, where
 from .transform import transform
 from .writer import ObserverFactory
@@ -60,7 +61,13 @@ def observe_ranges(
             "observe_ranges takes an exported model: pass torch.export.export(model, inputs), or its .module(); "
             f"{got(model)}"
         )
+    require(
+        quantizer is None or isinstance(quantizer, Quantizer),
+        "observe_ranges takes a quantizer, as BackendQuantizer(config) makes one",
+        quantizer,
+    )
     graph = copy.deepcopy(model.module() if isinstance(model, ExportedProgram) else model)
+    part_norms(graph)
     recorder = _Recorder(HistogramEstimator if estimator == "histogram" else MinMaxEstimator, quantizer)
     prepared = prepare_pt2e(graph, recorder)
     count = 0

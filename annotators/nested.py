@@ -19,7 +19,7 @@ from torch.fx import GraphModule, Node
 from torchao.quantization.pt2e.quantize_pt2e import convert_pt2e, prepare_pt2e
 from torchao.quantization.pt2e.quantizer import Quantizer
 
-from .graph import constant_value
+from .graph import constant_value, is_in_place
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -119,7 +119,7 @@ def own_bodies(model: GraphModule) -> None:
             continue
         if not isinstance(operands, (tuple, list)):
             continue
-        values = [constant_value(model, each) if isinstance(each, Node) else None for each in operands]
+        values = [_constant(model, each) for each in operands]
         for handle, shared in zip(handles, bodies, strict=True):
             own = copy.deepcopy(shared)
             carried = len(own.graph.find_nodes(op="placeholder")) - len(values)
@@ -128,6 +128,16 @@ def own_bodies(model: GraphModule) -> None:
             setattr(model, str(handle.target), own)
         kept = tuple(each for each, value in zip(operands, values, strict=True) if value is None)
         loop.args = (*loop.args[:-1], kept)
+
+
+def _constant(model: GraphModule, operand: object) -> torch.Tensor | None:
+    """Return the value of an operand that is a constant, and not a buffer that the model writes to."""
+    if not isinstance(operand, Node) or operand.op != "get_attr":
+        return None
+    mentions = model.graph.find_nodes(op="get_attr", target=operand.target)
+    if any(is_in_place(reader) for mention in mentions for reader in mention.users):
+        return None
+    return constant_value(model, operand)
 
 
 def has_while_loop(model: GraphModule) -> bool:
@@ -150,7 +160,7 @@ def prepare_branches(model: GraphModule, make: Callable[[], Quantizer]) -> list[
         prepared_before = any(branch.meta.get(_PREPARED) for branch in branches)
         if len(branches) != len(handles) or prepared_before or not isinstance(operands, (tuple, list)):
             continue
-        values = [constant_value(model, each) if isinstance(each, Node) else None for each in operands]
+        values = [_constant(model, each) for each in operands]
         for handle, shared in zip(handles, branches, strict=True):
             branch = copy.deepcopy(shared)  # every `.module()` of an exported program holds this very object
             _close(branch, values)
@@ -186,6 +196,53 @@ def _close(branch: GraphModule, values: Sequence[torch.Tensor | None]) -> None:
     branch.recompile()
 
 
+def open_graphs(model: GraphModule) -> None:
+    """Pass the constants of converted nested graphs in as operands: exported anew, attributes of their own are lost.
+
+    A second call finds none.
+    """
+    handles_of = {_COND: (1, 3), **{target: (0, count) for target, count in _LOOPS.items()}}
+    for call in [n for n in model.graph.nodes if n.op == "call_function" and n.target in handles_of]:
+        begin, end = handles_of[call.target]
+        handles, operands = call.args[begin:end], call.args[-1]
+        bodies = [body for handle in handles if (body := _submodule(model, handle)) is not None]
+        if not isinstance(operands, (tuple, list)) or len(bodies) != len(handles):
+            continue
+        added: list[Node] = []
+        for handle, body in zip(handles, bodies, strict=True):
+            constants = [(n, value) for n in body.graph.nodes if (value := constant_value(body, n)) is not None]
+            for constant, value in constants:
+                added.append(_hoist(model, call, constant, value, f"_{handle.target}_{constant.name}"))
+                for other in bodies:
+                    place = _placeholder(other, added[-1])
+                    if other is body:
+                        constant.replace_all_uses_with(place)
+                        body.graph.erase_node(constant)
+        call.args = (*call.args[:-1], (*operands, *added))
+        for body in bodies:
+            body.recompile()
+
+
+def _hoist(model: GraphModule, call: Node, constant: Node, value: torch.Tensor, name: str) -> Node:
+    """Return a node, before the call, that reads a nested graph's constant from the outer module."""
+    while hasattr(model, name):
+        name += "_"
+    model.register_buffer(name, value.detach())
+    with model.graph.inserting_before(call):
+        node = model.graph.get_attr(name)
+    node.meta = dict(constant.meta)
+    return node
+
+
+def _placeholder(body: GraphModule, operand: Node) -> Node:
+    """Add a placeholder for one more operand to a nested graph."""
+    places = body.graph.find_nodes(op="placeholder")
+    with body.graph.inserting_after(places[-1]) if places else body.graph.inserting_before():
+        place = body.graph.placeholder(f"{operand.name}_operand")
+    place.meta = dict(operand.meta)
+    return place
+
+
 def convert_branches(model: torch.nn.Module) -> None:
     """Convert the branches that `prepare_branches` prepared (a second call finds none)."""
     for name, branch in list(model.named_children()):
@@ -193,6 +250,8 @@ def convert_branches(model: torch.nn.Module) -> None:
             converted = convert_pt2e(branch)
             converted.meta.pop(_PREPARED, None)
             setattr(model, name, converted)
+    if isinstance(model, GraphModule):
+        open_graphs(model)
 
 
 def inner_ops(model: GraphModule) -> str:

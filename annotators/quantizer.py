@@ -32,7 +32,7 @@ from .roles import Role, Roles, activations, assign_roles
 from .scope import Rule, Scope, filter_rule, name_rule, operator_rule, type_rule
 from .settle import settle
 from .spectra import for_spectrum, spectrum_values
-from .transform import transform
+from .transform import spell_norms, transform
 from .validate import validate
 from .writer import fresh_spec, mark_inside, write
 
@@ -179,6 +179,7 @@ class BackendQuantizer(Quantizer):
         """Spell the graph so that it can be quantized; see `transform.py`."""
         (keep_bodies_float if self._is_qat() else own_bodies)(model)
         before, meta = {node.name for node in model.graph.nodes}, model.meta
+        spell_norms(model, Scope(self.config, self._rules).config_of)
         model = self._rewrite(model)
         transform(model, Scope(self.config, self._rules).config_of)
         for rest in self._rests():

@@ -6,7 +6,8 @@
 * Scalar operands of add, sub, rsub and mul become constants, which can be quantized; rsub becomes sub.
 * In training, a convolution without a bias gets one of zeros before its batch norm, where the backend's bias is int32:
   folding makes a bias of it, which would stay float.
-* A batch norm that no weighted op takes in becomes the depthwise convolution that it is (see `folding`).
+* A batch norm that no weighted op takes in becomes the depthwise convolution that it is (see `folding`), a negation the
+  product with -1 where the backend has no other with qparams of its own.
 * Clamps in a row become one, and every clamp is spelled as relu, hardtanh or clamp, by its bounds: backends fold
   some spellings only, and a relu6 is a relu6 however it is written.
 
@@ -60,10 +61,10 @@ def transform(model: GraphModule, config_of: Callable[[Node], BackendConfig | No
             changed |= memory.make_functional(node)
         if config is not None and name in _SCALAR_OPS and config.ops.constants and not is_in_place(node):
             changed |= _lift_scalar(model, node, config)
+        if name == "neg" and config is not None and not is_in_place(node):
+            changed |= _spell_neg(model, node, config)
         if config is not None and name in HEADS and config.is_qat and config.bias.kind is BiasKind.INT32_DERIVED:
             changed |= _zero_bias(model, node)
-        if name == "batch_norm" and config is not None and not is_in_block(node, config):
-            changed |= spell_batch_norm(model, node, config)
         _remember(node, exported_as)
     clamps = [node for node in model.graph.nodes if clamp_bounds(node) is not None]
     for node in reversed(clamps):  # from the last clamp of a row, which swallows the others
@@ -75,6 +76,14 @@ def transform(model: GraphModule, config_of: Callable[[Node], BackendConfig | No
         model.graph.lint()
         model.recompile()
     return model
+
+
+def spell_norms(model: GraphModule, config_of: Callable[[Node], BackendConfig | None]) -> None:
+    """Spell the batch norms that no weighted op takes in; before any backend's passes take them apart."""
+    for node in [each for each in model.graph.nodes if op_name(each) == "batch_norm"]:
+        exported_as, config = node.target, config_of(node)
+        if config is not None and not is_in_block(node, config) and spell_batch_norm(model, node, config):
+            _remember(node, exported_as)
 
 
 def _make_positional(node: Node) -> bool:
@@ -122,6 +131,17 @@ def _lift_scalar(model: GraphModule, node: Node, config: BackendConfig) -> bool:
         return False
     node.args, node.kwargs, node.target = tuple(args), {}, target
     return True
+
+
+def _spell_neg(model: GraphModule, node: Node, config: BackendConfig) -> bool:
+    """Spell a negation as a product with -1, where the backend runs that alone."""
+    ops = config.ops
+    if "neg" in ops.own | ops.shared or "mul" not in ops.own or not ops.constants or not is_float_tensor(node):
+        return False
+    constant = _constant(model, node, -1.0)
+    if constant is not None:
+        node.target, node.args, node.kwargs = _ATEN.mul.Tensor, (node.args[0], constant), {}
+    return constant is not None
 
 
 def _zero_bias(model: GraphModule, node: Node) -> bool:

@@ -265,7 +265,7 @@ def _few_codes(facts: Facts, each: Observed) -> Iterator[Finding]:
             each.numbers() | {"codes": codes, "kept_db": kept},
         )
         return
-    limit = facts.config.branches.max_root_loss_db
+    limit = facts.config.branches.max_root_loss_db + _headroom_db(facts)
     fixed = op_name(each.value) in {rule.op for rule in facts.config.ops.fixed}
     if alone.coarse_db > limit and not fixed:
         shares = each.shared.coarse_db <= limit
@@ -282,10 +282,15 @@ def _few_codes(facts: Facts, each: Observed) -> Iterator[Finding]:
             each.numbers() | {"loss_db": alone.coarse_db},
         )
         return
-    yield from _outliers(each)
+    yield from _outliers(each, OUTLIERS_DB + _headroom_db(facts))
 
 
-def _outliers(each: Observed) -> Iterator[Finding]:
+def _headroom_db(facts: Facts) -> float:
+    """Return what the config spends on values that calibration did not see."""
+    return 20.0 * math.log10(facts.config.activation.scheme.headroom)
+
+
+def _outliers(each: Observed, limit_db: float) -> Iterator[Finding]:
     """Find tensors in which a few values take the codes of all others."""
     served = each.shared
     if served.counts is None:
@@ -295,7 +300,7 @@ def _outliers(each: Observed) -> Iterator[Finding]:
     most = histogram.percentile(_but_zeros(served.counts), served.seen, BULK).with_zero()
     codes = (most.max - most.min) / served.scale
     numbers = each.numbers() | {"bulk_min": most.min, "bulk_max": most.max, "bulk_codes": codes}
-    if gain > OUTLIERS_DB:
+    if gain > limit_db:
         yield finding(
             "QM309",
             Severity.WARNING,

@@ -61,7 +61,7 @@ _SHARED: Final = frozenset(
     {"squeeze", "unsqueeze", "reshape", "repeat", "expand", "view", "view_as", "_unsafe_view", "transpose", "moveaxis"}
     | {"movedim", "t", "tile", "flip", "contiguous", "unflatten", "permute", "flatten", "dropout", "alias", "clone"}
     | {"detach", "pixel_shuffle", "pixel_unshuffle", "max_pool2d", "amax", "amin"}
-    | {"relu", "relu6", "hardtanh", "clamp", "neg", "mean", "avg_pool2d", "adaptive_avg_pool2d", "pad", "gather"}
+    | {"relu", "relu6", "hardtanh", "clamp", "mean", "avg_pool2d", "adaptive_avg_pool2d", "pad", "gather"}
     | {"upsample_nearest2d", "upsample_bilinear2d", "index", "repeat_interleave"}
 )
 _SELECTS: Final = frozenset(

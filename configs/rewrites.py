@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, Final, Literal
 
 from torch.fx.graph import _Namespace
+from torch.nn import Parameter
 
 from ..observers.errors import AnnotationError, ConfigError
 
@@ -52,6 +53,7 @@ def rewrite(model: GraphModule, name: RewriteName, wanted: set[Node]) -> GraphMo
             model.graph.erase_node(node)
         node.meta[DISALLOW_TFA_META_KEY] = node not in wanted
         node.meta[_NAME] = node.name
+    _own_constants(model)
     names = {node.name: node for node in model.graph.nodes}
     spec: Any = TosaCompileSpec(TosaSpecification.create_from_string(_PROFILES[name]))
     _keep_leaky_relu(spec)
@@ -65,6 +67,28 @@ def rewrite(model: GraphModule, name: RewriteName, wanted: set[Node]) -> GraphMo
         ) from error
     _name_as_before(changed, names)
     return changed
+
+
+def _own_constants(model: GraphModule) -> None:
+    """Give the graph copies of the constants of convolutions that a product reads.
+
+    Arm's passes write the factor into them in place, and the user's eager model and exported program hold the same.
+    """
+    for node in model.graph.nodes:
+        if "conv" not in str(node.target) or not any("mul" in str(user.target) for user in node.users):
+            continue
+        for constant in [each for each in node.all_input_nodes if each.op == "get_attr"]:
+            owner, _, attribute = str(constant.target).rpartition(".")
+            value = getattr(model.get_submodule(owner), attribute)
+            name = f"_own_{constant.name}"
+            own: Any = value.detach().clone()
+            if isinstance(value, Parameter):
+                own = Parameter(own, requires_grad=value.requires_grad)
+            setattr(model, name, own) if isinstance(own, Parameter) else model.register_buffer(name, own)
+            with model.graph.inserting_before(constant):
+                copied = model.graph.get_attr(name)
+            copied.meta = dict(constant.meta)
+            node.replace_input_with(constant, copied)
 
 
 def _name_as_before(model: GraphModule, names: Container[str]) -> None:

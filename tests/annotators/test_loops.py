@@ -80,6 +80,8 @@ def test_the_body_of_a_loop_is_quantized_and_the_program_left_as_it_was(
     assert min(sqnr_db(model(batch), converted(batch)) for batch in batches) > 34
     assert torch.equal(program.module()(batches[0]), model(batches[0]))
     check(converted, config).raise_if_unsafe()
+    again = torch.export.export(converted, (batches[0],)).module()
+    assert torch.equal(again(batches[0]), converted(batches[0]))
 
 
 @pytest.mark.parametrize("name", MODELS)

@@ -75,6 +75,8 @@ def test_both_branches_of_a_cond_are_quantized_by_their_own_data() -> None:
     inner = [m for name, m in converted.named_modules() if name and isinstance(m, GraphModule)]
     assert [len(quantizes(m.graph)) > 0 for m in inner] == [True, True]
     assert min(sqnr_db(model(*batch), converted(*batch)) for batch in batches) > 20
+    again = torch.export.export(converted, batches[0]).module()
+    assert all(torch.equal(again(*batch), converted(*batch)) for batch in batches)
     assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
 
 
