@@ -28,7 +28,10 @@ def check(
     backend: Annotated[str | None, tyro.conf.arg(metavar="NAME")] = None,
     options: Options = (),
     ranges: Annotated[Path | None, tyro.conf.arg(metavar="RANGES.json")] = None,
-    suppress: Annotated[tuple[str, ...], tyro.conf.arg(metavar="CODE[:NODE]")] = (),
+    suppress: Annotated[
+        tyro.conf.UseAppendAction[tuple[str, ...]],
+        tyro.conf.arg(metavar="CODE[:NODE]", help_behavior_hint="(may be given several times)"),
+    ] = (),
     json: bool = False,
 ) -> int:
     """Check a quantized program of any PT2E quantizer. Exit status 1 if it is unsafe, 2 if it can't be read.

@@ -8,7 +8,9 @@ from typing import Annotated, Literal
 import tyro
 from rich.console import Console
 
+from ..observers.errors import InputError
 from .files import step, whole_file
+from .options import Options, backend_config
 from .quiet import quiet
 from .source import Function, Model, read_model
 
@@ -20,6 +22,8 @@ def ranges(
     data: Annotated[Path, tyro.conf.arg(metavar="CALIB")],
     output: Annotated[Path, tyro.conf.arg(aliases=["-o"], metavar="RANGES.json")],
     estimator: Literal["histogram", "minmax"] = "histogram",
+    backend: Annotated[str | None, tyro.conf.arg(metavar="NAME")] = None,
+    options: Options = (),
 ) -> None:
     """Measure the range of every float tensor of a program, for `quantize --ranges`.
 
@@ -31,17 +35,25 @@ def ranges(
             are named as the model's inputs, or in their order.
         output: where the table goes, as JSON that can be read and edited.
         estimator: keep a histogram of each tensor too, or its minimum and maximum alone.
+        backend: the backend that the table is for: the parts of the ops that it takes apart are measured too (Arm).
+        options: options of the backend, such as activation=int16 (`backends` lists them).
     """
+    if options and backend is None:
+        raise InputError("--set sets options of a backend: give --backend too")
+    config = backend_config(backend, options) if backend else None
     with whole_file(output) as draft:
         program, _ = read_model(model, function)
         with step("Starting"), quiet():
             from ..annotators.measure import observe_ranges
+            from ..annotators.quantizer import BackendQuantizer
             from ..workflow import track
             from .data import Calibration, model_inputs
 
         with quiet():
             batches = Calibration(data, model_inputs(program))
-            table = observe_ranges(program, track(batches, "Measuring"), estimator=estimator)
+            quantizer = BackendQuantizer(config) if config else None
+            measured = track(batches, "Measuring")
+            table = observe_ranges(program, measured, estimator=estimator, quantizer=quantizer)
         draft.write_text(table.to_json(), encoding="utf-8")
     console = Console(stderr=True, soft_wrap=True, highlight=False)
     if batches.note:

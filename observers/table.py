@@ -149,8 +149,7 @@ class RangeTable:
             more = f" and {len(missing) - 10} more" if len(missing) > 10 else ""
             raise MissingRangeError(
                 f"the range table lacks {len(missing)} node(s) that need a range: {shown}{more}; measure them with "
-                "observe_ranges (on Arm with quantizer=, for the parts of the ops that its passes take apart), or write "
-                "them in"
+                "observe_ranges (on Arm with quantizer=, for the parts of ops that are taken apart), or write them in"
             )
         nodes = set(known)
         unknown = [name for name in self.entries if name not in nodes]

@@ -192,7 +192,7 @@ def test_help_suffices(run: Run, command: str) -> None:
     plain = " ".join(re.sub(r"[│╭╮╰╯─]", " ", text).split())
     assert ("runs code" in plain) == (command in {"ranges", "quantize", "explain", "sensitivity"})
     assert ("--set NAME=VALUE options of the backend" in plain) == (
-        command in {"quantize", "explain", "sensitivity", "check"}
+        command in {"ranges", "quantize", "explain", "sensitivity", "check"}
     )
 
 
@@ -240,6 +240,20 @@ def test_a_run_that_is_stopped_leaves_nothing(module: Path, number: int) -> None
     assert (done.returncode, done.stdout, done.stderr) == (2, "", "error: interrupted\n")
     assert (module / "out.pt2").read_text() == "the old one"
     assert [path.name for path in module.iterdir() if path.name.startswith(".")] == []
+
+
+@pytest.mark.arm
+def test_ranges_of_the_parts_that_a_backend_takes_ops_into(tmp_path: Path, run: Run) -> None:
+    x = torch.randn(2, 3, 8)
+    torch.export.save(torch.export.export(torch.nn.Softmax(-1), (x,)), tmp_path / "model.pt2")
+    np.savez(tmp_path / "data.npz", input=x.numpy())
+    command = ["ranges", tmp_path / "model.pt2", "--data", tmp_path / "data.npz", "-o", tmp_path / "ranges.json"]
+    assert run(*command)[0] == 0
+    plain = quantmark.RangeTable.from_json((tmp_path / "ranges.json").read_text())
+    assert run(*command, "--backend", "arm_tosa")[0] == 0
+    parts = quantmark.RangeTable.from_json((tmp_path / "ranges.json").read_text())
+    assert set(plain) < set(parts)
+    assert run(*command, "--set", "activation=int16")[0] == 2
 
 
 def test_check_with_ranges(tmp_path: Path, run: Run) -> None:
