@@ -174,7 +174,7 @@ def other_form(node: Node, config: BackendConfig) -> str:
         asked = rank(node) == IMAGE_RANK and list(argument(node, "output_size") or ()) == [1, 1]  # type: ignore[arg-type]
     else:
         return ""
-    return "" if asked else "the backend runs global pools of images only"
+    return "" if asked else "the backend runs global pools of images only, with keepdim=True"
 
 
 def _getitem_role(node: Node, config: BackendConfig) -> Role | None:

@@ -12,6 +12,7 @@ from torch.export import ExportedProgram
 from torch.fx import GraphModule, Node
 
 from ..annotators.conversion import ERASED
+from ..annotators.graph import constant_value
 from ..observers.errors import InputError
 from ..observers.ranges import Bounds
 
@@ -40,9 +41,24 @@ class Program:
         for node in self.model.graph.nodes:
             body = getattr(self.model, str(node.target), None) if node.op == "get_attr" else None
             if isinstance(body, GraphModule):
-                program = Program(body, {}, f"{self.name}.{node.target}".lstrip("."))
+                program = Program(body, self._passed(node, body), f"{self.name}.{node.target}".lstrip("."))
                 yield program
                 yield from program.nested()
+
+    def _passed(self, handle: Node, body: GraphModule) -> dict[str, torch.Tensor]:
+        """Return the constants that reach a nested graph as operands of its call, by placeholder; they come last."""
+        found: dict[str, torch.Tensor] = {}
+        for call in handle.users:
+            operands = call.args[-1] if call.args else ()
+            if not isinstance(operands, (tuple, list)):
+                continue
+            places = body.graph.find_nodes(op="placeholder")[-len(operands) :] if operands else []
+            for place, operand in zip(places, operands, strict=False):
+                if isinstance(operand, Node):
+                    known = self.constants.get(operand.name)
+                    value = known if known is not None else constant_value(self.model, operand)
+                    found |= {} if value is None else {place.name: value}
+        return found
 
 
 def erased_activation(node: Node) -> tuple[str, Bounds] | None:

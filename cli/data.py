@@ -199,8 +199,11 @@ def _read(file: Path) -> Arrays:
     except OSError as error:
         raise InputError(f"{file} can't be read: {error.strerror or error}") from None
     except Exception as error:  # noqa: BLE001  (whatever the readers stumble over in a file of another kind)
-        first = next(iter(str(error).splitlines()), type(error).__name__)
-        raise InputError(f"{file} is no {file.suffix} of plain arrays: {first[:200]}") from None
+        if file.suffix == ".pt":  # torch's own words are an essay on weights_only, or a number
+            why = "it holds other things than tensors, or torch.save did not write it; save a tensor, a tuple or a dict"
+        else:
+            why = next(iter(str(error).splitlines()), type(error).__name__)[:200]
+        raise InputError(f"{file} is no {file.suffix} of plain arrays: {why}") from None
 
 
 def _read_npz(file: Path) -> Arrays:

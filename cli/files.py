@@ -56,7 +56,9 @@ def load_ranges(path: Path) -> RangeTable:
 
     try:
         return RangeTable.from_json(path.read_text(encoding="utf-8"))
-    except (UnicodeDecodeError, InputError) as error:
+    except UnicodeDecodeError:
+        raise InputError(f"{path} is no range table: it holds no text") from None
+    except InputError as error:
         raise InputError(f"{path}: {error}") from None
 
 

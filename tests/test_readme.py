@@ -22,7 +22,7 @@ def test_the_python_blocks_run_one_after_the_other(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     found = blocks("python")
-    assert len(found) == 4
+    assert len(found) == 5
     namespace: dict[str, object] = {"__name__": "readme"}
     for number, block in enumerate(found):
         exec(compile(block, f"README block {number}", "exec"), namespace)
