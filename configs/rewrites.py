@@ -80,11 +80,11 @@ def _own_constants(model: GraphModule) -> None:
         for constant in [each for each in node.all_input_nodes if each.op == "get_attr"]:
             owner, _, attribute = str(constant.target).rpartition(".")
             value = getattr(model.get_submodule(owner), attribute)
-            name = f"_own_{constant.name}"
-            own: Any = value.detach().clone()
+            name = f"_{constant.name}_of_{node.name}"  # by reader: a layer that is called twice has two factors
             if isinstance(value, Parameter):
-                own = Parameter(own, requires_grad=value.requires_grad)
-            setattr(model, name, own) if isinstance(own, Parameter) else model.register_buffer(name, own)
+                model.register_parameter(name, Parameter(value.detach().clone(), requires_grad=value.requires_grad))
+            else:
+                model.register_buffer(name, value.detach().clone())
             with model.graph.inserting_before(constant):
                 copied = model.graph.get_attr(name)
             copied.meta = dict(constant.meta)

@@ -92,3 +92,22 @@ def test_16_bit_with_headroom_is_no_alarm() -> None:
     torch.manual_seed(0)
     model, data = nn.Sequential(nn.Conv2d(4, 8, 3), nn.ReLU()).eval(), batches(2, 4, 8, 8)
     assert quantize(model, data, configs.arm_tosa(activation="int16"), progress=False).report.findings == ()
+
+
+class ScaledTwice(nn.Module):
+    """One convolution, called twice and scaled by another factor each time."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv = nn.Conv2d(4, 4, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        found: Tensor = self.conv(x) * 4.0 + self.conv(x.abs()) * 0.5
+        return found
+
+
+def test_a_layer_that_is_called_twice_keeps_both_factors() -> None:
+    torch.manual_seed(0)
+    model, data = ScaledTwice().eval(), batches(2, 4, 8, 8)
+    found = quantize(model, data, CONFIG, progress=False)
+    assert sqnr_db(model(data[0]), found.model(data[0])) > 33
