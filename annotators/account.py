@@ -17,7 +17,7 @@ from .neighbours import annotation_of
 from .roles import Role, Roles, other_form
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
     from torch.fx import Node
 
@@ -91,19 +91,20 @@ def account_ops(
         scope: the user's rules.
         kept: nodes that were never ours to quantize, and why.
     """
-    block_of = {member: name.name for name, block in roles.blocks.items() for member in block.members}
+    block_of = {member: output.name for output, block in roles.blocks.items() for member in block.members}
     found = []
     above: tuple[str, ...] = ()
     sources: dict[Node, tuple[str, ...]] = {}
     for node in draft.model.graph.nodes:
         role = roles.role(node)
-        above = _above(node, sources)
+        values = node.all_input_nodes
+        above = _above(values, sources)
         if node.op != "call_function" or (role is Role.FLOAT and not _is_told(node)):
             sources[node] = (node.name,) if node.op == "placeholder" else above
             continue
         sources[node] = (node.name,)
         config = scope.config_of(node)
-        edges = [(value.name, cell) for value in node.all_input_nodes if (cell := places.get((value, node)))]
+        edges = [(value.name, cell) for value in values if (cell := places.get((value, node)))]
         found.append(
             OpAccount(
                 node=node.name,
@@ -121,9 +122,8 @@ def account_ops(
     return tuple(found), above  # the last node is the output
 
 
-def _above(node: Node, sources: Mapping[Node, tuple[str, ...]]) -> tuple[str, ...]:
-    """Return the told ops and graph inputs that a node reads, each once."""
-    values = node.all_input_nodes
+def _above(values: Sequence[Node], sources: Mapping[Node, tuple[str, ...]]) -> tuple[str, ...]:
+    """Return the told ops and graph inputs behind the values that a node reads, each once."""
     if len(values) == 1:
         return sources[values[0]]
     return tuple(dict.fromkeys(name for value in values for name in sources[value]))

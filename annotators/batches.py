@@ -19,7 +19,7 @@ Batch = tuple[Tensor, ...]
 
 def is_exported(model: GraphModule) -> bool:
     """Tell an exported module from one that was traced symbolically, which holds no values and calls modules."""
-    inputs = [node for node in model.graph.nodes if node.op == "placeholder"]
+    inputs = graph_inputs(model)
     return bool(inputs) and all("val" in node.meta for node in inputs)
 
 

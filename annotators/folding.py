@@ -53,14 +53,17 @@ def part_norms(model: GraphModule) -> None:
 
     It does so (0.18) for all readers: they get the normed values, and nothing tells.
     """
+    parted = False
     for norm in [each for each in model.graph.nodes if op_name(each) == "batch_norm"]:
         source = norm.args[0]
         if isinstance(source, Node) and (op_name(source) == "batch_norm" or _is_read_elsewhere(source)):
+            parted = True
             with model.graph.inserting_before(norm):
                 alias = model.graph.call_function(_ATEN.alias.default, (source,))
             alias.meta = dict(source.meta)
             norm.replace_input_with(source, alias)
-    model.recompile()
+    if parted:
+        model.recompile()
 
 
 def _is_read_elsewhere(head: Node) -> bool:

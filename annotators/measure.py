@@ -22,7 +22,7 @@ from ..observers.table import Entry, RangeTable
 from .batches import as_batches, checked, graph_inputs, is_exported
 from .folding import part_norms
 from .graph import constant_tensor, is_float_tensor, where
-from .transform import transform
+from .transform import SpelledAs
 from .writer import ObserverFactory
 
 if TYPE_CHECKING:
@@ -158,18 +158,13 @@ class _TensorObserver(ObserverBase):
         raise NotImplementedError
 
 
-class _Recorder(Quantizer):
+class _Recorder(SpelledAs):
     """Puts an observer of its own on every float tensor."""
 
     def __init__(self, make: type[MinMaxEstimator], quantizer: Quantizer | None) -> None:
-        super().__init__()
-        self.make, self.quantizer = make, quantizer
+        super().__init__(quantizer)
+        self.make = make
         self.observers: dict[str, tuple[str, _TensorObserver]] = {}
-
-    def transform_for_annotation(self, model: GraphModule) -> GraphModule:
-        if self.quantizer is not None and not self.observers:
-            return self.quantizer.transform_for_annotation(model)
-        return transform(model, lambda _: None)
 
     def annotate(self, model: GraphModule) -> GraphModule:
         if self.observers:  # the body of a loop, which torchao comes to later: its names are not the graph's
@@ -189,6 +184,3 @@ class _Recorder(Quantizer):
         observer = _TensorObserver(self.make())
         self.observers[node.name] = (where(node), observer)
         return observer
-
-    def validate(self, model: GraphModule) -> None:
-        """Nothing to check."""

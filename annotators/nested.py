@@ -12,7 +12,7 @@ graph gets copies of its own first, since the user's exported program holds thes
 from __future__ import annotations
 
 import copy
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import torch
 from torch.fx import GraphModule, Node
@@ -22,15 +22,16 @@ from torchao.quantization.pt2e.quantizer import Quantizer
 from .graph import constant_value, is_in_place
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterable, Sequence
 
     from torch.fx.node import Argument
 
 _NO_GRAD: Final = torch._higher_order_ops.wrap.wrap_with_set_grad_enabled
 _COND: Final = torch.ops.higher_order.cond
 _PREPARED: Final = "quantmark_prepared_branch"
-_LOOPS: Final[dict[object, int]] = {torch.ops.higher_order.scan: 1, torch.ops.higher_order.while_loop: 2}
-"""How many graphs come first among a loop's operands."""
+_LOOPS: Final = (torch.ops.higher_order.scan, torch.ops.higher_order.while_loop)
+_GRAPHS: Final[dict[Any, slice]] = {_COND: slice(1, 3), _LOOPS[0]: slice(0, 1), _LOOPS[1]: slice(0, 2)}
+"""Which operands of a call are the graphs that it runs."""
 _BODY: Final = "quantmark_loop_body"
 
 
@@ -80,7 +81,19 @@ def _bring(model: GraphModule, body: GraphModule, name: str) -> None:
 
 def loops(model: GraphModule) -> list[Node]:
     """Return the calls of scan and while_loop."""
-    return [node for node in model.graph.nodes if node.op == "call_function" and node.target in _LOOPS]
+    return _calls(model, _LOOPS)
+
+
+def _calls(model: GraphModule, targets: Iterable[Any]) -> list[Node]:
+    return [node for target in targets for node in model.graph.find_nodes(op="call_function", target=target)]
+
+
+def _graphs(model: GraphModule, call: Node) -> list[tuple[str, GraphModule]]:
+    """Return name and graph of each graph that a call runs, a loop's body last; none if one is no graph module."""
+    handles = call.args[_GRAPHS[call.target]]
+    graphs = [graph for handle in handles if (graph := _submodule(model, handle)) is not None]
+    names = [str(handle.target) for handle in handles if isinstance(handle, Node)]
+    return list(zip(names, graphs, strict=True)) if len(graphs) == len(handles) else []
 
 
 def keep_bodies_float(model: GraphModule) -> None:
@@ -89,45 +102,46 @@ def keep_bodies_float(model: GraphModule) -> None:
     torchao (0.18) converts them all the same, and refuses what nobody prepared.
     """
     for loop in loops(model):
-        handle = _handles(loop)[-1]
-        body = _submodule(model, handle)
-        if body is not None:
-            setattr(model, str(handle.target), prepare_pt2e(copy.deepcopy(body), _Nothing()))
+        for name, body in _graphs(model, loop)[-1:]:
+            setattr(model, name, prepare_pt2e(copy.deepcopy(body), Nothing()))
 
 
-class _Nothing(Quantizer):
+class Nothing(Quantizer):
     """Quantizes nothing."""
 
     def annotate(self, model: GraphModule) -> GraphModule:
+        """Return the graph as it is."""
         return model
 
     def validate(self, model: GraphModule) -> None:
-        pass
-
-
-def _handles(loop: Node) -> list[Node]:
-    """Return the nodes that read a loop's graphs, the body's last."""
-    return [handle for handle in loop.args[: _LOOPS[loop.target]] if isinstance(handle, Node)]
+        """Find nothing to check."""
 
 
 def own_bodies(model: GraphModule) -> None:
     """Give the model copies of its loops' bodies (and conditions) for its own, with the constants that they read."""
     for loop in loops(model):
-        handles, operands = _handles(loop), loop.args[-1]
-        bodies = [body for handle in handles if (body := _submodule(model, handle)) is not None]
-        if len(bodies) != len(handles) or any(is_body(body) for body in bodies):
-            continue
-        if not isinstance(operands, (tuple, list)):
-            continue
-        values = [_constant(model, each) for each in operands]
-        for handle, shared in zip(handles, bodies, strict=True):
-            own = copy.deepcopy(shared)
-            carried = len(own.graph.find_nodes(op="placeholder")) - len(values)
-            _close(own, [None] * carried + values)
-            own.meta[_BODY] = str(loop.target)
-            setattr(model, str(handle.target), own)
-        kept = tuple(each for each, value in zip(operands, values, strict=True) if value is None)
-        loop.args = (*loop.args[:-1], kept)
+        if not any(is_body(body) for _, body in _graphs(model, loop)):
+            for name, own in _closed_copies(model, loop):
+                own.meta[_BODY] = str(loop.target)
+                setattr(model, name, own)
+
+
+def _closed_copies(model: GraphModule, call: Node) -> list[tuple[str, GraphModule]]:
+    """Return copies of a call's graphs that hold the constants among its operands; the call passes the others alone.
+
+    Copies, because every `.module()` of an exported program holds these very objects.
+    """
+    operands, graphs = call.args[-1], _graphs(model, call)
+    if not graphs or not isinstance(operands, (tuple, list)):
+        return []
+    values = [_constant(model, each) for each in operands]
+    copies = [(name, copy.deepcopy(shared)) for name, shared in graphs]
+    for _, own in copies:
+        carried = len(own.graph.find_nodes(op="placeholder")) - len(values)
+        _close(own, [None] * carried + values)
+    kept = tuple(each for each, value in zip(operands, values, strict=True) if value is None)
+    call.args = (*call.args[:-1], kept)
+    return copies
 
 
 def _constant(model: GraphModule, operand: object) -> torch.Tensor | None:
@@ -142,8 +156,8 @@ def _constant(model: GraphModule, operand: object) -> torch.Tensor | None:
 
 def has_while_loop(model: GraphModule) -> bool:
     """Tell whether the graph holds a while_loop, or is the body of one."""
-    name = str(torch.ops.higher_order.while_loop)
-    return model.meta.get(_BODY) == name or any(str(node.target) == name for node in model.graph.nodes)
+    target = torch.ops.higher_order.while_loop
+    return model.meta.get(_BODY) == str(target) or bool(_calls(model, [target]))
 
 
 def is_body(model: GraphModule) -> bool:
@@ -154,22 +168,14 @@ def is_body(model: GraphModule) -> bool:
 def prepare_branches(model: GraphModule, make: Callable[[], Quantizer]) -> list[str]:
     """Prepare the branches of every cond, each with a quantizer of its own; return their names."""
     names = []
-    for call in [n for n in model.graph.nodes if n.op == "call_function" and n.target is _COND]:
-        handles, operands = call.args[1:3], call.args[3]
-        branches = [branch for handle in handles if (branch := _submodule(model, handle)) is not None]
-        prepared_before = any(branch.meta.get(_PREPARED) for branch in branches)
-        if len(branches) != len(handles) or prepared_before or not isinstance(operands, (tuple, list)):
+    for call in _calls(model, [_COND]):
+        if any(branch.meta.get(_PREPARED) for _, branch in _graphs(model, call)):
             continue
-        values = [_constant(model, each) for each in operands]
-        for handle, shared in zip(handles, branches, strict=True):
-            branch = copy.deepcopy(shared)  # every `.module()` of an exported program holds this very object
-            _close(branch, values)
+        for name, branch in _closed_copies(model, call):
             prepared = prepare_pt2e(branch, make())
             prepared.meta[_PREPARED] = True
-            setattr(model, handle.target, prepared)
-            names.append(str(handle.target))
-        kept = tuple(each for each, value in zip(operands, values, strict=True) if value is None)
-        call.args = (*call.args[:3], kept)
+            setattr(model, name, prepared)
+            names.append(name)
     return names
 
 
@@ -201,25 +207,22 @@ def open_graphs(model: GraphModule) -> None:
 
     A second call finds none.
     """
-    handles_of = {_COND: (1, 3), **{target: (0, count) for target, count in _LOOPS.items()}}
-    for call in [n for n in model.graph.nodes if n.op == "call_function" and n.target in handles_of]:
-        begin, end = handles_of[call.target]
-        handles, operands = call.args[begin:end], call.args[-1]
-        bodies = [body for handle in handles if (body := _submodule(model, handle)) is not None]
-        if not isinstance(operands, (tuple, list)) or len(bodies) != len(handles):
+    for call in _calls(model, _GRAPHS):
+        operands, graphs = call.args[-1], _graphs(model, call)
+        if not graphs or not isinstance(operands, (tuple, list)):
             continue
         added: list[Node] = []
-        for handle, body in zip(handles, bodies, strict=True):
+        for name, body in graphs:
             constants = [(n, value) for n in body.graph.nodes if (value := constant_value(body, n)) is not None]
             for constant, value in constants:
-                added.append(_hoist(model, call, constant, value, f"_{handle.target}_{constant.name}"))
-                for other in bodies:
+                added.append(_hoist(model, call, constant, value, f"_{name}_{constant.name}"))
+                for _, other in graphs:
                     place = _placeholder(other, added[-1])
                     if other is body:
                         constant.replace_all_uses_with(place)
                         body.graph.erase_node(constant)
         call.args = (*call.args[:-1], (*operands, *added))
-        for body in bodies:
+        for _, body in graphs:
             body.recompile()
 
 
@@ -243,15 +246,15 @@ def _placeholder(body: GraphModule, operand: Node) -> Node:
     return place
 
 
-def convert_branches(model: torch.nn.Module) -> None:
-    """Convert the branches that `prepare_branches` prepared (a second call finds none)."""
-    for name, branch in list(model.named_children()):
-        if isinstance(branch, GraphModule) and branch.meta.pop(_PREPARED, False):
-            converted = convert_pt2e(branch)
-            converted.meta.pop(_PREPARED, None)
-            setattr(model, name, converted)
-    if isinstance(model, GraphModule):
-        open_graphs(model)
+def convert_branches(model: GraphModule) -> None:
+    """Convert the branches that `prepare_branches` prepared, and open nested graphs (a second call finds none)."""
+    for call in _calls(model, [_COND]):
+        for name, branch in _graphs(model, call):
+            if branch.meta.pop(_PREPARED, False):
+                converted = convert_pt2e(branch)
+                converted.meta.pop(_PREPARED, None)
+                setattr(model, name, converted)
+    open_graphs(model)
 
 
 def inner_ops(model: GraphModule) -> str:

@@ -206,9 +206,7 @@ class BackendQuantizer(Quantizer):
             return self._annotate(model)
         outer = self.record
         if self.ranges is None:  # a table of ranges says nothing of what happens inside a loop
-            self._nested = True
             model = self._annotate(model)
-            self._nested = False
             outer.bodies.append(self.record)
         self.record = outer
         return model
@@ -233,7 +231,8 @@ class BackendQuantizer(Quantizer):
         unknown = relate_wishes(draft, trees, self._links, self._unlinked)
         self.record = Record({n.name: b for n, b in roles.blocks.items()})
         places, plan = dict(draft.places), draft.plan()
-        self._note(unknown if not self._nested else [])
+        inner = self._nested or is_body(model)  # where names of the outer graph name nothing
+        self._note(unknown if not inner else [])
         self._write(draft, roles, plan)
         mark_inside((n, roles.configs[n].marker) for n in roles.of if roles.role(n) is not Role.TUPLE)
         mark_inside((n, None) for n in in_place if n.op == "call_function")
@@ -255,7 +254,7 @@ class BackendQuantizer(Quantizer):
         self._note([f"{where(node)} {_SPECTRUM}" for node in narrow[:1]])
         if self.ranges is not None or self._is_qat():
             self._note([f"{where(loop)} {_LOOP}" for loop in loops(model)])
-        self._note(scope.unmatched(model) if not self._nested else [])
+        self._note(scope.unmatched(model) if not inner else [])
         if not any(annotation_of(node) for node in model.graph.nodes):
             self._note([f"no operator was annotated: nothing will be quantized{inner_ops(model)}"])
         keep(model, self)

@@ -30,13 +30,14 @@ from .folding import gets_bias, spell_batch_norm
 from .graph import EXPORTED_AS, argument, is_float_tensor, is_in_place, op_name, value_of
 from .masks import masks_out
 from .memory import Memory
-from .nested import inline_no_grad
+from .nested import Nothing, inline_no_grad
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from torch.fx import Node
     from torch.fx.graph_module import GraphModule
+    from torchao.quantization.pt2e.quantizer import Quantizer
 
     from ..configs.base import BackendConfig
 
@@ -76,6 +77,20 @@ def transform(model: GraphModule, config_of: Callable[[Node], BackendConfig | No
         model.graph.lint()
         model.recompile()
     return model
+
+
+class SpelledAs(Nothing):
+    """Spells the graph as a quantizer would, or as none needs it (None), and annotates nothing."""
+
+    def __init__(self, quantizer: Quantizer | None) -> None:
+        super().__init__()
+        self.quantizer = quantizer
+
+    def transform_for_annotation(self, model: GraphModule) -> GraphModule:
+        """Spell the graph."""
+        if self.quantizer is not None:
+            return self.quantizer.transform_for_annotation(model)
+        return transform(model, lambda _: None)
 
 
 def spell_norms(model: GraphModule, config_of: Callable[[Node], BackendConfig | None]) -> None:

@@ -11,9 +11,8 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from ..observers.errors import InputError
 from .files import load_program, load_ranges, step
-from .options import Options, backend_config
+from .options import Options, config_if_given
 from .quiet import quiet
 
 if TYPE_CHECKING:
@@ -44,9 +43,7 @@ def check(
         suppress: findings to leave out, as QM201 or QM201:relu_*.
         json: print the findings as JSON.
     """
-    if options and backend is None:
-        raise InputError("--set sets options of a backend: give --backend too")
-    config = backend_config(backend, options) if backend else None
+    config = config_if_given(backend, options)
     table = load_ranges(ranges) if ranges is not None else None
     program = load_program(model)
     with step("Checking"), quiet():

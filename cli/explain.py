@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import tyro
 from rich.console import Console
 
-from .files import step, whole_file
+from .files import show, step, whole_file
 from .options import Options, backend_config
 from .quiet import quiet
 from .source import Function, Model, read_model
@@ -53,12 +53,7 @@ def explain(
     console = Console()
     if output is None:
         found, _ = _explained(program, config, data, ranges)
-        if json:
-            console.out(found.to_json(), highlight=False)
-        elif console.is_terminal:
-            console.print(found)
-        else:
-            console.out(str(found), highlight=False)
+        show(console, found, json=json)
         return
     with whole_file(output) as draft:
         from ..reports.page import page

@@ -7,7 +7,7 @@ import tempfile
 import zipfile
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from rich.console import Console
 
@@ -72,6 +72,24 @@ def require_file(path: Path, what: str) -> None:
         path.open("rb").close()
     except OSError as error:
         raise InputError(f"the {what} {path} can't be read: {error.strerror}") from None
+
+
+class Shown(Protocol):
+    """What is printed as tables, as plain text, or as JSON."""
+
+    def to_json(self) -> str:
+        """Return all of it as JSON."""
+        ...
+
+
+def show(console: Console, found: Shown, *, json: bool) -> None:
+    """Print a result: as JSON, as tables on a terminal, as plain text elsewhere."""
+    if json:
+        console.out(found.to_json(), highlight=False)
+    elif console.is_terminal:
+        console.print(found)
+    else:
+        console.out(str(found), highlight=False)
 
 
 @contextmanager

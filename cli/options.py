@@ -46,6 +46,17 @@ def backend_config(name: str, options: Sequence[str] = ()) -> BackendConfig:
     return make(**given)
 
 
+def config_if_given(name: str | None, options: Sequence[str]) -> BackendConfig | None:
+    """Return the config of a backend that need not be named.
+
+    Raises:
+        InputError, UnsupportedOptionError: as `backend_config`; and for options of no backend.
+    """
+    if options and name is None:
+        raise InputError("--set sets options of a backend: give --backend too")
+    return backend_config(name, options) if name else None
+
+
 def backend_options(name: str) -> dict[str, str]:
     """Return the options of a backend that fit on a command line: "name=default" -> what the factory says of it."""
     make = _factory(name)

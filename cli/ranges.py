@@ -8,9 +8,8 @@ from typing import Annotated, Literal
 import tyro
 from rich.console import Console
 
-from ..observers.errors import InputError
 from .files import step, whole_file
-from .options import Options, backend_config
+from .options import Options, config_if_given
 from .quiet import quiet
 from .source import Function, Model, read_model
 
@@ -38,9 +37,7 @@ def ranges(
         backend: the backend that the table is for: the parts of the ops that it takes apart are measured too (Arm).
         options: options of the backend, such as activation=int16 (`backends` lists them).
     """
-    if options and backend is None:
-        raise InputError("--set sets options of a backend: give --backend too")
-    config = backend_config(backend, options) if backend else None
+    config = config_if_given(backend, options)
     with whole_file(output) as draft:
         program, _ = read_model(model, function)
         with step("Starting"), quiet():

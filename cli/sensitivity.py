@@ -9,7 +9,7 @@ from typing import Annotated, Literal
 import tyro
 from rich.console import Console
 
-from .files import whole_file
+from .files import show, whole_file
 from .options import Options, backend_config
 from .quiet import quiet
 from .source import Function, Model, read_model
@@ -57,11 +57,6 @@ def sensitivity(
             found = measured(program, Calibration(data, inputs), config, batches=batches, by=by)
         if draft is not None:
             draft.write_text(as_node_data(found), encoding="utf-8")
-    if json:
-        console.out(found.to_json(), highlight=False)
-    elif console.is_terminal:
-        console.print(found)
-    else:
-        console.out(str(found), highlight=False)
+    show(console, found, json=json)
     if node_data is not None:
         Console(stderr=True, soft_wrap=True, highlight=False).print(str(node_data), markup=False)

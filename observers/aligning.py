@@ -26,16 +26,15 @@ def align_joins(resolver: Resolver) -> None:
     """Give an operand and its join one scale, where that saves more at the edge than it costs elsewhere."""
     for join in resolver.plan.joins:
         record = resolver.joins.get(id(join))
-        for operand in sorted(record.contradicting if record else ()):
-            if join.output in resolver.floats or operand in resolver.floats:
-                continue
+        if record is None or join.output in resolver.floats:
+            continue
+        for operand in sorted(record.contradicting - resolver.floats):
             mine, its = resolver.clusters[operand], resolver.clusters[join.output]
             finer, coarser = sorted((mine, its), key=lambda cluster: cluster.qparams.scale)
             aligned = _aligned(finer, coarser.qparams.scale)
             if aligned is not None and not resolver.through.keys() & {*mine.members, *its.members}:
                 resolver.merge(aligned)
-                if record is not None:
-                    record.aligned.add(operand)
+                record.aligned.add(operand)
 
 
 def _aligned(finer: Cluster, scale: float) -> Cluster | None:

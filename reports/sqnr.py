@@ -16,11 +16,10 @@ from torch import Tensor
 from torch.fx import GraphModule, Node
 from torch.utils._pytree import tree_leaves
 from torchao.quantization.pt2e.quantize_pt2e import prepare_pt2e
-from torchao.quantization.pt2e.quantizer import Quantizer
 
 from ..annotators.graph import is_constant, module_path, op_name, users
 from ..annotators.kept import kept
-from ..annotators.transform import transform
+from ..annotators.transform import SpelledAs
 from ..checks.qdq import is_dequantize, is_quantize, library_op
 from ..observers.errors import ConfigError, InputError
 from ..observers.metrics import ratio_db
@@ -33,7 +32,6 @@ from .replay import replay, snapshot, writes_in_place
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-    from ..annotators.quantizer import BackendQuantizer
     from .explain import Member
     from .explanation import Numbers
 
@@ -43,7 +41,8 @@ _FLAT_QUANTIZE = "quantize_per_tensor"
 def float_twin(exported: GraphModule, quantized: GraphModule) -> GraphModule:
     """Return a float graph with the names and spellings of the quantized one; changes the given one."""
     found = kept(quantized)
-    return prepare_pt2e(exported, _Nothing(found.quantizer if found is not None else None))
+    # a copy, since a transform leaves a note in it
+    return prepare_pt2e(exported, SpelledAs(copy.copy(found.quantizer) if found is not None else None))
 
 
 def measure_graphs(reference: GraphModule, quantized: GraphModule, batches: Iterable[Sequence[Any]]) -> Measurement:
@@ -60,25 +59,6 @@ def measure_graphs(reference: GraphModule, quantized: GraphModule, batches: Iter
     if not bench.batches:
         raise InputError("there are no batches to measure SQNR on; give at least one")
     return bench.measurement()
-
-
-class _Nothing(Quantizer):
-    """Spells the graph as another quantizer does, and annotates nothing."""
-
-    def __init__(self, quantizer: BackendQuantizer | None) -> None:
-        super().__init__()
-        self.quantizer = copy.copy(quantizer)  # a transform leaves a note in it
-
-    def transform_for_annotation(self, model: GraphModule) -> GraphModule:
-        if self.quantizer is not None:
-            return self.quantizer.transform_for_annotation(model)
-        return transform(model, lambda _: None)
-
-    def annotate(self, model: GraphModule) -> GraphModule:
-        return model
-
-    def validate(self, model: GraphModule) -> None:
-        """Nothing to check."""
 
 
 @dataclass

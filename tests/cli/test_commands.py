@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import re
 import stat
-import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -15,23 +14,9 @@ import torch
 
 import quantmark
 from quantmark.annotators.blocks import clamp_bounds
-from quantmark.cli import main
 from support.packed import packed
 
 Run = Callable[..., tuple[int, str, str]]
-
-
-@pytest.fixture
-def run(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> Run:
-    def call(*arguments: object) -> tuple[int, str, str]:
-        monkeypatch.setattr(sys, "argv", ["quantmark", *map(str, arguments)])
-        capfd.readouterr()
-        with pytest.raises(SystemExit) as exited:
-            main()
-        out, err = capfd.readouterr()
-        return int(exited.value.code or 0), out, err
-
-    return call
 
 
 @pytest.fixture(scope="module")
