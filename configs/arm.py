@@ -68,6 +68,7 @@ _SELECTS: Final = frozenset(
     {"slice", "select", "narrow", "split", "split_with_sizes", "chunk", "unbind", "index_select"}
 )
 _HEADROOM: Final = 2.0  # 16 bit: a bit of resolution costs nothing, a value that calibration did not see saturates
+_MAX_IDLE_LOSS_DB: Final = 24.1  # four bits: only integers are moved inside the delegate, read by a quantized op or not
 _STEPS: Final = frozenset({"floor", "ceil"})
 _JOINS: Final = frozenset({"cat", "concat", "concatenate", "stack", "hstack", "vstack", "where"})
 
@@ -154,7 +155,10 @@ def integer_config(
             per_tensor_heads=frozenset({"grouped_transposed"}),
             symmetric_activation=SymmetricActivation.SEPARATE,
         ),
-        branches=BranchRules(outcomes=(Outcome.SHARED, Outcome.INDEPENDENT, *([Outcome.WIDE_ROOT] if wide else []))),
+        branches=BranchRules(
+            outcomes=(Outcome.SHARED, Outcome.INDEPENDENT, *([Outcome.WIDE_ROOT] if wide else [])),
+            max_float_loss_db=_MAX_IDLE_LOSS_DB,
+        ),
         joins=JoinRules(outcomes=(JoinOutcome.SHARED, JoinOutcome.REQUANTIZE)),
         ops=OpRules(
             own=_OWN - lacks,

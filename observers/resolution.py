@@ -223,7 +223,10 @@ class Resolver:
     ) -> _Option:
         """Return what an outcome would cost the family."""
         floating = family.root_is_float or root is None
-        budget = family.rules.max_root_loss_db if root else family.rules.max_sharing_loss_db
+        rules = family.rules
+        budget = rules.max_root_loss_db if root else rules.max_sharing_loss_db
+        if floating and not names:
+            budget = rules.max_float_loss_db
         losses: dict[str, float] = {}
         if outcome is Outcome.SHARED:
             together = self._together(root, [*names, *in_float])

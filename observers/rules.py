@@ -72,6 +72,8 @@ class BranchRules:
         max_sharing_loss_db: budget within which branches of a float or wide root are put in one group, in dB.
         max_root_loss_db: what sharing may cost a branch, in dB, before a dearer outcome than `SHARED` is taken
             for a root that would be quantized. 6.02 dB is one bit.
+        max_float_loss_db: what sharing may cost a branch, in dB, where no quantized op reads any branch of a float
+            root, before all of it is moved in float.
         partial_groups: group alike branches although another differs; False: all in one group, or none.
         hoist_through: ops (canonical names) that the backend's pass looks through on its way to a quantize.
         covering: those of them that read a part; where nothing else lies between, `min_coverage` applies.
@@ -84,6 +86,7 @@ class BranchRules:
     outcomes: tuple[Outcome, ...] = (Outcome.SHARED, Outcome.INDEPENDENT)
     max_sharing_loss_db: float = 0.5
     max_root_loss_db: float = 6.02
+    max_float_loss_db: float = 6.02
     partial_groups: bool = True
     hoist_through: frozenset[str] = frozenset()
     covering: frozenset[str] = frozenset({"slice", "select"})
@@ -96,7 +99,7 @@ class BranchRules:
             raise ConfigError("branches.outcomes must list SHARED: it is what remains where nothing else is legal")
         if len(set(self.outcomes)) != len(self.outcomes):
             raise ConfigError(f"branches.outcomes lists an outcome twice: {[o.name for o in self.outcomes]}")
-        for name in ("max_sharing_loss_db", "max_root_loss_db"):
+        for name in ("max_sharing_loss_db", "max_root_loss_db", "max_float_loss_db"):
             if not getattr(self, name) >= 0:
                 raise ConfigError(f"branches.{name} must be >= 0 dB, got {getattr(self, name)}")
         if not 0.0 <= self.min_coverage <= 1.0:

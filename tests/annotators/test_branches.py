@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import gc
+import math
 import time
 from collections.abc import Callable
 from dataclasses import replace
@@ -295,6 +296,26 @@ def test_differing_branches_of_a_float_root_are_quantized_each_by_itself() -> No
         assert len({pair_of(each) for each in above(node) if is_dequantize(each)}) == 1
     for wanted, found in zip(Towers(FOUR).eval()(*inputs), flow.converted(*inputs), strict=True):
         assert sqnr_db(wanted, found) > 35
+
+
+class CutOnly(nn.Module):
+    """A graph input that is cut in three, and nothing else."""
+
+    def forward(self, x: Tensor) -> tuple[Tensor, ...]:
+        return x.split(4, 1)
+
+
+@pytest.mark.parametrize(("scale", "is_float"), [(4.0, False), (62.0, True)])
+def test_a_graph_input_that_is_only_cut_is_cut_as_integers_unless_that_ruins_a_part(
+    scale: float, is_float: bool
+) -> None:
+    inputs = columns(1.0, scale, 1.0)
+    flow = quantize(CutOnly().eval(), inputs, with_rules(max_float_loss_db=24.1))
+    found = [sqnr_db(a, b) for a, b in zip(CutOnly()(*inputs), flow.converted(*inputs), strict=True)]
+    assert (min(found) == math.inf) is is_float, found
+    (cut,) = [n for n in flow.converted.graph.nodes if str(n.target) == "aten.split.Tensor"]
+    assert is_dequantize(operand(cut)) is not is_float
+    assert len({pair_of(n) for n in flow.converted.graph.nodes if is_dequantize(n)}) == (0 if is_float else 1)
 
 
 class Uneven(nn.Module):

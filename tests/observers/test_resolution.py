@@ -158,6 +158,9 @@ def test_families_keep_within_their_budget_or_say_so(case: tuple[Plan, dict[str,
         mine = by_where[each.where]
         rooted = mine.root in found.assignments
         budget = mine.rules.max_root_loss_db if rooted else mine.rules.max_sharing_loss_db
+        known = [leaf for leaf in mine.leaves if leaf.cell in found.assignments]
+        if mine.root_is_float and all(leaf.read_in_float for leaf in known):
+            budget = mine.rules.max_float_loss_db
         if each.outcome in {Outcome.INDEPENDENT, Outcome.FLOAT_ROOT}:
             budget = mine.rules.max_sharing_loss_db
         assert each.finding or each.worst_loss_db <= budget + 2 * DB
@@ -307,6 +310,20 @@ def test_a_branch_that_is_read_in_float_is_quantized_only_with_its_root() -> Non
     assert found.assignments["read"].qparams is None
     lossy = resolve(plan, ranges(r=62.0, a=62.0, b=62.0, read=0.1))
     assert decision(lossy, "r").outcome is Outcome.FLOAT_ROOT  # what is read in float would lose too
+
+
+@pytest.mark.parametrize(("budget", "outcome"), [(6.02, Outcome.INDEPENDENT), (24.1, Outcome.SHARED)])
+def test_branches_of_a_float_root_that_nothing_quantized_reads_share_or_are_moved_in_float(
+    budget: float, outcome: Outcome
+) -> None:
+    leaves = (Leaf(cell="a", read_in_float=True), Leaf(cell="b", read_in_float=True))
+    mine = rules(Outcome.SHARED, Outcome.INDEPENDENT, max_float_loss_db=budget)
+    plan = Plan(cells=cells("r", "a", "b"), families=(family("r", *leaves, root_is_float=True, rules=mine),))
+    found = resolve(plan, ranges(r=10.0, a=1.0, b=10.0))
+    assert decision(found, "r").outcome is outcome
+    assert not decision(found, "r").finding
+    assert len({each.qparams for each in found.assignments.values()}) == 1
+    assert (found.assignments["r"].qparams is None) is (outcome is Outcome.INDEPENDENT)
 
 
 def test_branches_without_a_range_take_no_part() -> None:

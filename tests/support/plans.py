@@ -98,6 +98,7 @@ def _branch_rules(draw: st.DrawFn) -> BranchRules:
         outcomes=tuple(outcomes),
         max_sharing_loss_db=draw(_BUDGETS),
         max_root_loss_db=draw(_BUDGETS),
+        max_float_loss_db=draw(_BUDGETS),
         partial_groups=draw(st.booleans()),
         conflict=draw(st.sampled_from(Conflict)),
     )
