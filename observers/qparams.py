@@ -103,8 +103,8 @@ class Scheme:
         return replace(self, quant_min=self.symmetric_zero_point)
 
 
-LARGEST_VALUE: Final = 1e30
-"""Beyond it a value is no measurement (masks use the smallest float) and gets no qparams."""
+LARGEST_VALUE: Final = 1e32
+"""Beyond it a value is no measurement and gets no qparams: masks use the smallest float, -3.4e38."""
 
 INT8_AFFINE: Final = Scheme()
 INT8_SYMMETRIC: Final = Scheme(quant_min=-127, symmetric=True)

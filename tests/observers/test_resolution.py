@@ -11,10 +11,17 @@ from hypothesis import strategies as st
 
 from quantmark.observers.clusters import own_scale
 from quantmark.observers.plan import Cell, Leaf, Plan
-from quantmark.observers.qparams import INT8_SYMMETRIC, INT16_SYMMETRIC, QParams, choose_qparams, sharing_loss_db
+from quantmark.observers.qparams import (
+    INT8_AFFINE,
+    INT8_SYMMETRIC,
+    INT16_SYMMETRIC,
+    QParams,
+    choose_qparams,
+    sharing_loss_db,
+)
 from quantmark.observers.ranges import Range
 from quantmark.observers.resolution import Assignment, Resolution, resolve
-from quantmark.observers.rules import BranchRules, Conflict, Decision, HoistRule, JoinOutcome, Outcome
+from quantmark.observers.rules import BranchRules, Conflict, Decision, HoistRule, JoinOutcome, Outcome, TensorOutcome
 from support.plans import RELU, RELU6, SIGMOID, cell, cells, family, hoist, join, plans, ranges, shuffled
 
 DB = 1e-6
@@ -324,6 +331,16 @@ def test_branches_of_a_float_root_that_nothing_quantized_reads_share_or_are_move
     assert not decision(found, "r").finding
     assert len({each.qparams for each in found.assignments.values()}) == 1
     assert (found.assignments["r"].qparams is None) is (outcome is Outcome.INDEPENDENT)
+
+
+def test_masks_get_no_qparams_and_large_measurements_do() -> None:
+    plan = Plan(cells=cells("mask", "large"))
+    found = resolve(plan, {"mask": Range(-3.4e38, 5.0), "large": Range(1e31, 2e31)})
+    assert found.assignments["mask"].qparams is None
+    assert found.assignments["large"].qparams == choose_qparams(Range(1e31, 2e31), INT8_AFFINE)
+    (told,) = found.decisions
+    assert told.outcome is TensorOutcome.FLOAT
+    assert told.where == plan.cells["mask"].where
 
 
 def test_branches_without_a_range_take_no_part() -> None:
