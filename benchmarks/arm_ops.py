@@ -89,9 +89,9 @@ class Outcomes:
     def quantizing(self, run: Callable[..., None]) -> Callable[..., None]:
         """Return the tests' stage, noting that it was run."""
 
-        def noted(*args: Any) -> None:
+        def noted(*args: Any, **kwargs: Any) -> None:
             self.quantized = True
-            run(*args)
+            run(*args, **kwargs)
 
         return noted
 
