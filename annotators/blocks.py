@@ -44,6 +44,7 @@ class Block:
         bounds: what its activations guarantee of the output.
         scheme: of the output (one-sided for a relu in a symmetric scheme).
         unfused: why an activation that follows was not taken in, or "".
+        rule: where a weighted head keeps its operands; None for a residual op.
     """
 
     head: Node
@@ -51,6 +52,7 @@ class Block:
     bounds: Bounds
     scheme: Scheme
     unfused: str = ""
+    rule: HeadRule | None = None
 
     @property
     def output(self) -> Node:
@@ -135,10 +137,11 @@ def head_rule(node: Node, config: BackendConfig) -> HeadRule | None:
     return rule
 
 
-def find_block(head: Node, config: BackendConfig, accepts: Callable[[Node], bool]) -> Block:
+def find_block(head: Node, config: BackendConfig, accepts: Callable[[Node], bool], rule: HeadRule | None) -> Block:
     """Return the block that begins at `head`: as far down as each member has one reader and may be fused.
 
-    `accepts` says of a node whether it is free and under the same config.
+    `accepts` says of a node whether it is free and under the same config; `rule` is that of `head_rule`, None for a
+    residual op.
     """
     members, bounds, unfused = [head], UNBOUNDED, ""
     pending: list[Node] = []  # no-ops that only belong to the block if a clamp follows
@@ -149,15 +152,16 @@ def find_block(head: Node, config: BackendConfig, accepts: Callable[[Node], bool
     if name in HEADS and rules.activation_heads is not None and name not in rules.activation_heads:
         foldable = frozenset()
     node = head
-    while (follower := _only_reader(node)) is not None and accepts(follower):
+    while (follower := _only_reader(node)) is not None:
         name = op_name(follower)
-        if name not in foldable and name not in rules.through and name not in BATCH_NORMS:
+        folds = name in foldable
+        if not (folds or name in rules.through or name in BATCH_NORMS) or not accepts(follower):
             break
-        if node is head and name in BATCH_NORMS and _is_folded(head, follower, config):
+        if node is head and name in BATCH_NORMS and _is_folded(head, follower, rule, config):
             members.append(follower)
         elif name in rules.through and is_float_tensor(follower) and not _drops(follower):
             pending.append(follower)
-        elif (then := clamp_bounds(follower)) is not None and name in foldable:
+        elif folds and (then := clamp_bounds(follower)) is not None:
             joined = bounds.then(then) if bounds.is_bounded else then
             unfused = why_not_fused(joined, scheme, rules)
             if unfused:
@@ -168,26 +172,27 @@ def find_block(head: Node, config: BackendConfig, accepts: Callable[[Node], bool
         else:
             break
         node = follower
-    return Block(head, tuple(members), bounds, output_scheme(bounds, scheme), unfused)
+    return Block(head, tuple(members), bounds, output_scheme(bounds, scheme), unfused, rule)
 
 
-def _is_folded(head: Node, norm: Node, config: BackendConfig) -> bool:
-    rule = head_rule(head, config)
+def _is_folded(head: Node, norm: Node, rule: HeadRule | None, config: BackendConfig) -> bool:
     return rule is not None and is_folded(head, norm, rule, config, per_channel=is_per_channel(head, rule, config))
 
 
 def is_in_block(norm: Node, config: BackendConfig) -> bool:
     """Tell whether a batch norm is taken in by the weighted op that it alone reads."""
     head = norm.args[0]
-    return isinstance(head, Node) and _only_reader(head) is norm and _is_folded(head, norm, config)
+    if not isinstance(head, Node) or _only_reader(head) is not norm:
+        return False
+    return _is_folded(head, norm, head_rule(head, config), config)
 
 
 def _only_reader(node: Node) -> Node | None:
     readers = users(node)
-    if len(readers) != 1 or readers[0].op == "output" or len(readers[0].args) == 0:
+    if len(readers) != 1 or readers[0].op != "call_function":
         return None
-    reader = readers[0]
-    return reader if reader.args[0] is node and reader.all_input_nodes.count(node) == 1 else None
+    args = readers[0].args
+    return readers[0] if args and args[0] is node else None
 
 
 def _drops(node: Node) -> bool:

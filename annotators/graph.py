@@ -106,8 +106,9 @@ def is_float_tensor(node: Node) -> bool:
     value = node.meta.get("val")
     if not isinstance(value, torch.Tensor) or value.dtype not in _QUANTIZABLE:
         return False
-    if not value._has_symbolic_sizes_strides:
-        return value.shape.numel() != 0
+    count = value.numel()
+    if count.__class__ is int:
+        return count != 0
     # Dynamic sizes are never empty here: to compare one with 0 would put a guard on it.
     return all(size for size in value.shape if size.__class__ is int)
 
@@ -196,8 +197,8 @@ _UNIMPORTANT = ("sym_", "_assert")
 
 def users(node: Node) -> Sequence[Node]:
     """Return the nodes that read the node's value and matter at run time (no guards, no shape look-ups)."""
-    return [u for u in node.users if not _is_unimportant(u)]
+    return [user for user in node.users if not _is_unimportant(user)]
 
 
 def _is_unimportant(node: Node) -> bool:
-    return node.target == "_guards_fn" if node.op != "call_function" else op_name(node).startswith(_UNIMPORTANT)
+    return op_name(node).startswith(_UNIMPORTANT) or node.target == "_guards_fn"

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 from ..observers.plan import Join, JoinInput
 from .graph import users, where
-from .roles import MOVEMENTS, Role, Roles, activations
+from .roles import MOVEMENTS, Role, Roles
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -31,10 +31,10 @@ def annotate_join(draft: Draft, node: Node, roles: Roles) -> None:
     draft.put(node, draft.new_cell(node.name, node, config))
 
 
-def read_join(draft: Draft, node: Node) -> None:
+def read_join(draft: Draft, node: Node, roles: Roles) -> None:
     """Put the input edges of a join in its output's cell."""
     cell = draft.places[node]
-    for value in activations(node):
+    for value in roles.read_by(node):
         draft.put((value, node), cell)
 
 
@@ -68,7 +68,7 @@ def relate_joins(draft: Draft, trees: Trees, roles: Roles) -> None:
     for node in joins:
         output = draft.places[node]
         found: dict[str, bool] = {}
-        for value in activations(node):
+        for value in roles.read_by(node):
             cell = _cell_of(draft, trees, value)
             if cell is None or cell in draft.foreign:
                 continue

@@ -16,7 +16,7 @@ from ..observers.fields import got
 from ..observers.qparams import Scheme
 from ..observers.table import RangeTable
 from .account import Account, account_ops
-from .blocks import annotate_head, head_rule
+from .blocks import annotate_head
 from .branches import annotate_families, annotate_tree, find_trees, read_branch
 from .draft import Draft
 from .elementwise import annotate_block_output, annotate_own_output
@@ -28,7 +28,7 @@ from .masks import masked_values
 from .memory import written_memory
 from .neighbours import annotation_of, reconcile
 from .nested import has_while_loop, inner_ops, is_body, keep_bodies_float, loops, own_bodies, prepare_branches
-from .roles import Role, Roles, activations, assign_roles
+from .roles import Role, Roles, assign_roles
 from .scope import Rule, Scope, filter_rule, name_rule, operator_rule, type_rule
 from .settle import settle
 from .spectra import for_spectrum, spectrum_values
@@ -351,24 +351,24 @@ def draw_up(draft: Draft, roles: Roles) -> Trees:
     for node, role in roles.of.items():
         config = roles.configs[node]
         if role is Role.BLOCK:
-            _read_block(draft, roles.blocks[node], trees, config)
+            _read_block(draft, roles.blocks[node], trees, roles)
         elif role is Role.OWN:
-            _read_operands(draft, node, trees, config)
+            _read_operands(draft, node, trees, roles, config)
         elif role is Role.JOIN:
-            read_join(draft, node)
+            read_join(draft, node, roles)
     return trees
 
 
-def _read_block(draft: Draft, block: Block, trees: Trees, config: BackendConfig) -> None:
-    rule = head_rule(block.head, config)
-    if rule is None:
-        _read_operands(draft, block.head, trees, config)
+def _read_block(draft: Draft, block: Block, trees: Trees, roles: Roles) -> None:
+    config = roles.configs[block.head]
+    if block.rule is None:
+        _read_operands(draft, block.head, trees, roles, config)
     else:
-        annotate_head(draft, block, rule, config, lambda value, node: _read(draft, trees, value, node, config))
+        annotate_head(draft, block, block.rule, config, lambda value, node: _read(draft, trees, value, node, config))
 
 
-def _read_operands(draft: Draft, node: Node, trees: Trees, config: BackendConfig) -> None:
-    for value in activations(node):
+def _read_operands(draft: Draft, node: Node, trees: Trees, roles: Roles, config: BackendConfig) -> None:
+    for value in roles.read_by(node):
         _read(draft, trees, value, node, config)
 
 

@@ -65,6 +65,7 @@ class Roles:
     of: dict[Node, Role] = field(default_factory=dict)
     blocks: dict[Node, Block] = field(default_factory=dict)
     configs: dict[Node, BackendConfig] = field(default_factory=dict)
+    _reads: dict[Node, list[Node]] = field(default_factory=dict)
 
     def role(self, node: Node) -> Role:
         """Return the node's role; FLOAT for nodes that nothing was said of."""
@@ -74,9 +75,15 @@ class Roles:
         """Tell whether the node computes on quantized inputs (movement and joins merely pass values on)."""
         return self.role(node) in _QUANTIZED_OPS
 
+    def read_by(self, node: Node) -> list[Node]:
+        """Return the operands of an elementwise op or join that are float activations or constants."""
+        found = self._reads.get(node)
+        if found is None:
+            found = self._reads[node] = _activations(node)
+        return found
 
-def activations(node: Node) -> list[Node]:
-    """Return the operands of an elementwise op, join or movement that are float activations or constants."""
+
+def _activations(node: Node) -> list[Node]:
     positions = _FLOAT_OPERANDS.get(op_name(node))
     if positions is None:
         return [n for n in operands(node) if is_float_tensor(n)]
@@ -102,7 +109,7 @@ def assign_roles(model: GraphModule, config_of: Callable[[Node], BackendConfig |
         begins = name in config.blocks.heads or name in config.blocks.residual_heads
         if begins and _take_block(node, config, config_of, roles):
             continue
-        if (role := _plain_role(node, name, config)) is not None:
+        if (role := _plain_role(node, name, config, roles)) is not None:
             roles.of[node] = role
             roles.configs[node] = config
     _drop_idle_movement(roles)
@@ -112,15 +119,15 @@ def assign_roles(model: GraphModule, config_of: Callable[[Node], BackendConfig |
 def _take_block(
     head: Node, config: BackendConfig, config_of: Callable[[Node], BackendConfig | None], roles: Roles
 ) -> bool:
-    weighted = head_rule(head, config) is not None
-    if not weighted and not _is_residual_head(head, config):
+    rule = head_rule(head, config)
+    if rule is None and not _is_residual_head(head, config, roles):
         return False
 
     def accepts(node: Node) -> bool:
         return node not in roles.of and ((theirs := config_of(node)) is config or theirs == config)
 
-    block = find_block(head, config, accepts)
-    if not weighted and len(block.members) == 1:
+    block = find_block(head, config, accepts, rule)
+    if rule is None and len(block.members) == 1:
         return False
     for member in block.members:
         roles.of[member] = Role.INSIDE
@@ -130,13 +137,18 @@ def _take_block(
     return True
 
 
-def _is_residual_head(node: Node, config: BackendConfig) -> bool:
+def _is_residual_head(node: Node, config: BackendConfig, roles: Roles) -> bool:
     name = op_name(node)
-    is_own = name in config.blocks.residual_heads and name in config.ops.own
-    return is_own and is_float_tensor(node) and bool(activations(node)) and not other_form(node, config)
+    if name not in config.blocks.residual_heads or name not in config.ops.own or not is_float_tensor(node):
+        return False
+    return _is_own(node, config, roles)
 
 
-def _plain_role(node: Node, name: str, config: BackendConfig) -> Role | None:
+def _is_own(node: Node, config: BackendConfig, roles: Roles) -> bool:
+    return bool(roles.read_by(node)) and not other_form(node, config)
+
+
+def _plain_role(node: Node, name: str, config: BackendConfig, roles: Roles) -> Role | None:
     rules = config.ops
     if name == "getitem":
         return _getitem_role(node, config)
@@ -154,7 +166,7 @@ def _plain_role(node: Node, name: str, config: BackendConfig) -> Role | None:
         return None
     if name in rules.joins:
         return Role.JOIN
-    return Role.OWN if name in rules.own and activations(node) and not other_form(node, config) else None
+    return Role.OWN if name in rules.own and _is_own(node, config, roles) else None
 
 
 def other_form(node: Node, config: BackendConfig) -> str:
@@ -232,7 +244,7 @@ def _sources(node: Node, roles: Roles) -> list[Node]:
     if roles.role(node) in MOVEMENTS:
         source = moved(node)
         return [source] if source is not None else []
-    return activations(node)
+    return roles.read_by(node)
 
 
 def _readers(node: Node) -> list[Node]:

@@ -24,7 +24,7 @@ import torch
 from torchao.quantization.pt2e.utils import _fuse_conv_bn_
 
 from ..configs.base import BiasKind
-from ..configs.ops import HEADS
+from ..configs.ops import CLAMPS, HEADS
 from .blocks import clamp_bounds, is_in_block
 from .folding import gets_bias, spell_batch_norm
 from .graph import EXPORTED_AS, argument, is_float_tensor, is_in_place, op_name, value_of
@@ -42,7 +42,9 @@ if TYPE_CHECKING:
     from ..configs.base import BackendConfig
 
 _ATEN = torch.ops.aten
+_RELU = _ATEN.relu.default
 _SCALAR_OPS = {"add": _ATEN.add.Tensor, "sub": _ATEN.sub.Tensor, "mul": _ATEN.mul.Tensor, "rsub": _ATEN.sub.Tensor}
+_SPELLED = {*_SCALAR_OPS, "neg", *HEADS}
 
 
 def transform(model: GraphModule, config_of: Callable[[Node], BackendConfig | None]) -> GraphModule:
@@ -50,24 +52,23 @@ def transform(model: GraphModule, config_of: Callable[[Node], BackendConfig | No
     changed = inline_no_grad(model)
     if changed:
         _fuse_conv_bn_(model)  # as prepare_pt2e did before, when it could not see inside
-    memory = Memory(model) if any(is_in_place(node) for node in model.graph.nodes) else None
-    for node in list(model.graph.nodes):
+    calls = [node for node in model.graph.nodes if node.op == "call_function"]
+    memory = Memory(model) if any(is_in_place(node) for node in calls) else None
+    clamps = []
+    for node in calls:
         name = op_name(node)
         if not name or name == "getitem":
             continue
         if node.kwargs:
             changed |= _make_positional(node)
-        exported_as, config = node.target, config_of(node)
+        exported_as = node.target
         if memory is not None:
             changed |= memory.make_functional(node)
-        if config is not None and name in _SCALAR_OPS and config.ops.constants and not is_in_place(node):
-            changed |= _lift_scalar(model, node, config)
-        if name == "neg" and config is not None and not is_in_place(node):
-            changed |= _spell_neg(model, node, config)
-        if config is not None and name in HEADS and config.is_qat and config.bias.kind is BiasKind.INT32_DERIVED:
-            changed |= _zero_bias(model, node)
+        if name in CLAMPS:
+            clamps.append(node)
+        elif name in _SPELLED and (config := config_of(node)) is not None and not is_in_place(node):
+            changed |= _spell(model, node, name, config)
         _remember(node, exported_as)
-    clamps = [node for node in model.graph.nodes if clamp_bounds(node) is not None]
     for node in reversed(clamps):  # from the last clamp of a row, which swallows the others
         if config_of(node) is not None and not is_in_place(node):
             exported_as = node.target
@@ -118,31 +119,39 @@ def _make_positional(node: Node) -> bool:
     return True
 
 
+def _spell(model: GraphModule, node: Node, name: str, config: BackendConfig) -> bool:
+    """Spell an op as its config can quantize it; tell if anything changed."""
+    if name in _SCALAR_OPS:
+        return config.ops.constants and _lift_scalar(model, node, name, config)
+    if name == "neg":
+        return _spell_neg(model, node, config)
+    return config.is_qat and config.bias.kind is BiasKind.INT32_DERIVED and _zero_bias(model, node)
+
+
 def _remember(node: Node, exported_as: object) -> None:
     if node.target is not exported_as:
         node.meta.setdefault(EXPORTED_AS, exported_as)
 
 
-def _lift_scalar(model: GraphModule, node: Node, config: BackendConfig) -> bool:
+def _lift_scalar(model: GraphModule, node: Node, name: str, config: BackendConfig) -> bool:
     """Turn the scalar operand of add, sub, rsub or mul into a constant tensor, and rsub into sub."""
-    target = _SCALAR_OPS.get(op_name(node))
-    if target is None or _name(target) not in config.ops.own or not is_float_tensor(node):
-        return False
-    if len(node.args) != 2 or node.kwargs.get("alpha", 1) != 1:
-        return False
-    args = [*node.args]
-    if op_name(node) == "rsub":
-        args.reverse()
-    scalars = [i for i in (0, 1) if isinstance(args[i], (int, float)) and not isinstance(args[i], bool)]
+    args, target = [*node.args], _SCALAR_OPS[name]
     tensors = [each for each in args if isinstance(each, torch.fx.Node)]
+    if len(args) != 2 or (len(tensors) == 2 and name != "rsub"):
+        return False
+    if node.kwargs.get("alpha", 1) != 1 or _name(target) not in config.ops.own or not is_float_tensor(node):
+        return False
     if not all(_same_dtype(each, node) for each in tensors):
         return False
+    if name == "rsub":
+        args.reverse()
+    scalars = [i for i in (0, 1) if isinstance(args[i], (int, float)) and not isinstance(args[i], bool)]
     if len(scalars) == len(tensors) == 1:
         constant = _constant(model, node, float(args[scalars[0]]))  # type: ignore[arg-type]
         if constant is None:
             return False
         args[scalars[0]] = constant
-    elif op_name(node) != "rsub" or len(tensors) != 2:
+    elif len(tensors) != 2:
         return False
     node.args, node.kwargs, node.target = tuple(args), {}, target
     return True
@@ -201,9 +210,11 @@ def _spell_clamp(node: Node, config_of: Callable[[Node], BackendConfig | None]) 
     """Spell a clamp by its bounds, together with the clamps that it alone reads."""
     bounds = clamp_bounds(node)
     source = node.args[0] if node.args else None
-    if bounds is None or not bounds.is_bounded or not is_float_tensor(node):
+    if bounds is None or not bounds.is_bounded or not isinstance(source, torch.fx.Node):
         return False
-    if not isinstance(source, torch.fx.Node) or not _same_dtype(source, node):
+    if node.target is _RELU and clamp_bounds(source) is None:
+        return False  # as most are
+    if not is_float_tensor(node) or not _same_dtype(source, node):
         return False
     swallowed: list[Node] = []
     while isinstance(source, torch.fx.Node) and len(source.users) == 1 and (first := clamp_bounds(source)) is not None:
@@ -214,7 +225,7 @@ def _spell_clamp(node: Node, config_of: Callable[[Node], BackendConfig | None]) 
         source = source.args[0]
     low, high = bounds.lower, bounds.upper
     if low == 0.0 and high is None:
-        target, args = _ATEN.relu.default, (source,)
+        target, args = _RELU, (source,)
     elif low is not None and high is not None:
         target, args = _ATEN.hardtanh.default, (source, low, high)  # type: ignore[assignment]
     else:

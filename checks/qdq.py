@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Final
 import torch
 from torch.fx import Node
 
-from ..annotators.blocks import Block, find_block
+from ..annotators.blocks import Block, find_block, head_rule
 from ..annotators.graph import argument, constant_value, module_path, op_name, users, value_of
 from ..annotators.roles import other_form
 from ..configs.base import BackendConfig
@@ -263,7 +263,7 @@ class Facts:
         config = self._blocks_config
         if op_name(head) in {"addmm", "mm"} and "linear" in head_names(head):  # decomposed, with views around it
             config = replace(config, blocks=replace(config.blocks, through=config.blocks.through | {"view"}))
-        return find_block(head, config, lambda node: not is_quantize(node))
+        return find_block(head, config, lambda node: not is_quantize(node), head_rule(head, config))
 
     @cached_property
     def residual_blocks(self) -> list[Block]:

@@ -40,7 +40,7 @@ HEADS: Final[dict[str, HeadRule]] = {
 
 BATCH_NORMS: Final = frozenset({"batch_norm", "_native_batch_norm_legit", "_native_batch_norm_legit_no_training"})
 
-CLAMPS: Final = frozenset({"relu", "relu6", "hardtanh", "clamp", "clamp_min", "clamp_max", "threshold"})
+CLAMPS: Final = frozenset({"relu", "relu6", "hardtanh", "clamp", "clip", "clamp_min", "clamp_max", "threshold"})
 """Activations that only clamp: they can disappear into the saturation of their producer's output."""
 
 NO_OPS: Final = frozenset(
