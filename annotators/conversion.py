@@ -58,8 +58,10 @@ def replace_with_pairs(node: Node, assignment: Assignment) -> None:
 def _without_activation(node: Node, value: Node, qparams: QParams) -> Node:
     """Return what the observer node reads once the activation that saturation stands for is erased."""
     bounds = value.meta.get(FOLDED)
-    if bounds is None or not qparams.honours(bounds):
+    if bounds is None:
         return value
+    if not qparams.honours(bounds):
+        return _with_activation(value, qparams) if len(value.users) == 1 else value
     last = value.name
     while FOLDED in value.meta and len(value.users) == 1:
         folded, value = value, cast("Node", value.args[0])
@@ -68,6 +70,17 @@ def _without_activation(node: Node, value: Node, qparams: QParams) -> Node:
     if value.name != last:
         erased = {"name": last, "lower": bounds.lower, "upper": bounds.upper}
         value.meta["custom"] = {**value.meta.get("custom", {}), ERASED: erased}
+    return value
+
+
+def _with_activation(value: Node, qparams: QParams) -> Node:
+    """Make activations ops of their own, with the same qparams on both sides, where saturation can't stand for them."""
+    node = value
+    while FOLDED in node.meta:
+        source = cast("Node", node.args[0])
+        node.replace_input_with(source, _pair(node, source, qparams))
+        del node.meta[FOLDED]
+        node = source
     return value
 
 

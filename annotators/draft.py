@@ -70,6 +70,7 @@ class Sketch:
     contract: Bounds
     fixed: QParams | None
     follows: frozenset[str]
+    may_unfold: bool = False
     values: dict[str, None] = field(default_factory=dict)
 
     def cell(self) -> Cell:
@@ -80,6 +81,7 @@ class Sketch:
             scheme=self.scheme,
             values=tuple(self.values),
             contract=self.contract,
+            may_unfold=self.may_unfold,
             fixed=self.fixed,
             follows=self.follows,
         )

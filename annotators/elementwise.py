@@ -26,6 +26,7 @@ def annotate_block_output(draft: Draft, block: Block, config: BackendConfig) -> 
         draft.new_cell(output.name, output, config, scheme=block.scheme, contract=block.bounds),
     )
     if config.blocks.erase_activations:
+        draft.cells[output.name].may_unfold = block.bounds.is_bounded
         for member in block.members:
             if clamp_bounds(member) is not None or op_name(member) in NO_OPS:
                 member.meta[FOLDED] = block.bounds

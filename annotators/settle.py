@@ -14,6 +14,7 @@ from torch.fx import Node
 from ..observers.estimators import MinMaxEstimator
 from ..observers.observer import exact_range
 from ..observers.plan import Cell, Plan
+from ..observers.ranges import UNBOUNDED
 from ..observers.resolution import Resolution, resolve
 from .graph import constant_tensor
 from .measure import cell_entry
@@ -115,10 +116,11 @@ def _settled_cells(draft: Draft, plan: Plan, resolution: Resolution) -> dict[str
         if found is not None and found.qparams is not None:
             fixed: QParams | None = found.qparams
             scheme = found.qparams.scheme
+            contract = cell.contract if not cell.may_unfold or found.qparams.honours(cell.contract) else UNBOUNDED
         else:
-            fixed, scheme = cell.fixed, cell.scheme
+            fixed, scheme, contract = cell.fixed, cell.scheme, cell.contract
         # A bias asks the observers of its input and weight for their scales: they stay in one component.
         bias = draft.biases.get(name)
         sources = frozenset({bias.input, bias.weight}) if bias else frozenset()
-        cells[name] = replace(cell, fixed=fixed, scheme=scheme, follows=sources)
+        cells[name] = replace(cell, fixed=fixed, scheme=scheme, contract=contract, follows=sources)
     return cells

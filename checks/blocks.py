@@ -10,6 +10,7 @@ from ..annotators.graph import op_name, users
 from ..configs.base import BiasKind, SymmetricActivation
 from ..configs.ops import BATCH_NORMS, HEADS, MOVEMENT
 from ..observers.qparams import INT8_AFFINE, scale_of, sharing_loss_db
+from ..observers.rules import JoinOutcome
 from .findings import Finding, Severity
 from .kinds import Kind
 from .qdq import Facts, Head, finding, head_names, is_dequantize, is_quantize
@@ -51,6 +52,8 @@ def _split(facts: Facts, block: Block) -> Iterator[Finding]:
     symmetric = facts.is_symmetric and middle is not None and outer is not None and outer.is_symmetric
     if facts.given and symmetric and facts.config.blocks.symmetric_activation is SymmetricActivation.SEPARATE:
         return
+    if facts.given and JoinOutcome.UNFOLD in facts.config.joins.outcomes and middle is not None and middle == outer:
+        return  # it shares with a join at which saturation would be no clamp
     why = "the value between them is quantized"
     if symmetric:
         why = "symmetric qparams are no clamp, so the value between them is quantized"

@@ -12,7 +12,8 @@ Every rule was read in executorch 1.5.1 (paths below are under `executorch/backe
 * mean, softmax, layer norm and others are taken apart before annotation (`_passes/arm_pass_manager.py`,
   transform_for_annotation_pipeline): what is left whole then has no qparams inside, and doesn't lower.
 * Data movement, CONCAT, pad, pools, means, relu and clamp don't rescale: both sides have one qparams; a requantize
-  before a CONCAT is a RESCALE of its own (`quantizer/quantization_annotator.py`, _one_to_one_shared_input_qspec).
+  before a CONCAT is a RESCALE of its own (`quantizer/quantization_annotator.py`, _one_to_one_shared_input_qspec). A
+  CLAMP with one qparams on both sides costs nothing behind a convolution (Vela 5.1 puts it there).
 * An integer-only graph has no float op inside: a packed graph input is quantized branch by branch outside the
   delegate; a computed root can be int16 where the int16 extension is there, and is shared otherwise.
 * An int16 TABLE has 513 entries and interpolates between them (`_passes/insert_table_ops.py`): floor and ceil have no
@@ -159,7 +160,7 @@ def integer_config(
             outcomes=(Outcome.SHARED, Outcome.INDEPENDENT, *([Outcome.WIDE_ROOT] if wide else [])),
             max_float_loss_db=_MAX_IDLE_LOSS_DB,
         ),
-        joins=JoinRules(outcomes=(JoinOutcome.SHARED, JoinOutcome.REQUANTIZE)),
+        joins=JoinRules(outcomes=(JoinOutcome.SHARED, JoinOutcome.UNFOLD, JoinOutcome.REQUANTIZE)),
         ops=OpRules(
             own=_OWN - lacks,
             shared=_SHARED - lacks,

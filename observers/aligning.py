@@ -23,7 +23,11 @@ if TYPE_CHECKING:
 
 
 def align_joins(resolver: Resolver) -> None:
-    """Give an operand and its join one scale, where that saves more at the edge than it costs elsewhere."""
+    """Give an operand and its join one scale, where that saves more at the edge than it costs elsewhere.
+
+    With one scale they can have one zero point too, where the operand's activation may be an op of its own: the same
+    values, and no requantize.
+    """
     for join in resolver.plan.joins:
         record = resolver.joins.get(id(join))
         if record is None or join.output in resolver.floats:
@@ -31,21 +35,33 @@ def align_joins(resolver: Resolver) -> None:
         for operand in sorted(record.contradicting - resolver.floats):
             mine, its = resolver.clusters[operand], resolver.clusters[join.output]
             finer, coarser = sorted((mine, its), key=lambda cluster: cluster.qparams.scale)
-            aligned = _aligned(finer, coarser.qparams.scale)
-            if aligned is not None and not resolver.through.keys() & {*mine.members, *its.members}:
+            scale = coarser.qparams.scale
+            if mine is its or resolver.through.keys() & {*mine.members, *its.members} or not _pays(finer, scale):
+                continue
+            one = resolver.unfolded(join, operand)
+            if one is not None and all(_pays(each, one.qparams.scale) for each in (mine, its)):
+                resolver.merge(one)
+                record.unfolded.add(operand)
+                del record.apart[operand]
+            elif (aligned := _aligned(finer, scale)) is not None:
                 resolver.merge(aligned)
                 record.aligned.add(operand)
 
 
-def _aligned(finer: Cluster, scale: float) -> Cluster | None:
-    """Return the cluster with a coarser scale, or None where that gains nothing, or breaks what it has to honour.
+def _pays(finer: Cluster, scale: float) -> bool:
+    """Tell whether a coarser scale saves more at the edge than it costs the finer's other readers.
 
     Behind two roundings the noise at the edge is finer**2 + scale**2, where it could be scale**2 (see
     `sharing_loss_db`); the finer's other readers pay 20*log10(scale / finer). Both are even at a ratio of 1.27.
     """
     own = finer.qparams.scale
     saved = 10.0 * math.log10(1.0 + (own / scale) ** 2)
-    if own == scale or finer.fixed or finer.scheme.symmetric or saved <= sharing_loss_db(own, scale):
+    return not finer.scheme.symmetric and finer.fixed is None and saved > sharing_loss_db(own, scale)
+
+
+def _aligned(finer: Cluster, scale: float) -> Cluster | None:
+    """Return the cluster with a coarser scale, or None where it has it, or that breaks what it has to honour."""
+    if finer.qparams.scale == scale:
         return None
     found = replace(finer, scale=scale)
     return found if all(found.qparams.honours(bounds) for bounds in found.contracts) else None

@@ -53,9 +53,10 @@ class Cluster:
         """What the members share."""
         if self.fixed is not None:
             return self.fixed
-        if self.scale is not None:
+        own = choose_qparams(self.range, self.scheme, self._bounds())
+        if self.scale is not None and self.scale > own.scale:
             return coarser_qparams(self.range, self.scheme, self._bounds(), self.scale)
-        return choose_qparams(self.range, self.scheme, self._bounds())
+        return own
 
     def _bounds(self) -> Bounds:
         """Return the bounds to clamp the range to: those of all members, where they take nothing away."""
@@ -92,6 +93,7 @@ def united(clusters: Sequence[Cluster], *, dictated: bool = False) -> Cluster | 
         frozenset().union(*(cluster.contracts for cluster in distinct)),
         min(cluster.floor for cluster in distinct),
         next(iter(fixed), None),
+        max((cluster.scale for cluster in distinct if cluster.scale is not None), default=None),
     )
     kept = all(both.qparams.honours(bounds) for bounds in both.contracts)
     return both if kept and ((dictated and both.fixed) or both.qparams.covers(both.range)) else None

@@ -40,6 +40,7 @@ class Cell:
         scheme: how its values are turned into integers.
         values: node names whose output values it holds.
         contract: bounds that saturation must reproduce, because an activation was fused away.
+        may_unfold: the activation can still become an op of its own, and the contract be dropped.
         fixed: qparams that the backend dictates, or None.
         follows: cells that must all be quantized for this one to be: a weight follows its op's input and output,
             because kernels for int8 weights take and give int8 activations.
@@ -50,6 +51,7 @@ class Cell:
     scheme: Scheme
     values: tuple[str, ...] = ()
     contract: Bounds = UNBOUNDED
+    may_unfold: bool = False
     fixed: QParams | None = None
     follows: frozenset[str] = frozenset()
 

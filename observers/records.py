@@ -104,6 +104,7 @@ class JoinRecord:
     apart: dict[str, str] = field(default_factory=dict)
     contradicting: set[str] = field(default_factory=set)  # of those apart: their contract forbids the join's qparams
     aligned: set[str] = field(default_factory=set)  # of those: they have the join's scale, so that no value is rounded
+    unfolded: set[str] = field(default_factory=set)  # they share, for which their activation is an op of its own
 
     def decision(self, resolver: Resolver) -> Decision:
         """Return the record as it stands after all was decided."""
@@ -115,11 +116,13 @@ class JoinRecord:
             groups: tuple[tuple[str, ...], ...] = _groups(resolver, quantized)
             losses = dict.fromkeys(operands, 0.0)
         else:
-            outcome = JoinOutcome.REQUANTIZE if self.apart else JoinOutcome.SHARED
+            shared = JoinOutcome.UNFOLD if self.unfolded else JoinOutcome.SHARED
+            outcome = JoinOutcome.REQUANTIZE if self.apart else shared
             groups = _groups(resolver, [output, *quantized])
             scale = resolver.clusters[output].qparams.scale
             losses = {name: resolver.loss_db(name, scale) for name in operands}
             why = [f"{cell} keeps {self._what(cell)}: {why}" for cell, why in self.apart.items()]
+            why += [f"{cell} shares, its activation an op of its own" for cell in sorted(self.unfolded)]
             reason = "; ".join(why) or self._why_shared(losses)
         return Decision(
             "join",

@@ -21,6 +21,7 @@ from .grouping import partition
 from .hoisting import settle_hoists
 from .ordering import steps
 from .qparams import LARGEST_VALUE, sharing_loss_db
+from .ranges import UNBOUNDED
 from .records import FamilyRecord, HoistRecord, JoinRecord, TensorRecord
 from .rules import Decision, JoinOutcome, Outcome
 
@@ -353,20 +354,36 @@ class Resolver:
                 continue
             floor = self._floor(operand, needed)
             both = united([self.clusters[join.output], self.clusters[operand.cell]])
+            contradicting = both is None
+            both = both or self.unfolded(join, operand.cell)
             why = self._why_apart(both, floor, join)
             if {operand.cell, join.output} & self.plan.apart:
                 record.apart[operand.cell] = "the user unlinked it"
                 continue
             if both is None or why:
                 record.apart[operand.cell] = why
-                if both is None:
+                if contradicting:
                     record.contradicting.add(operand.cell)
                 record.finding |= JoinOutcome.REQUANTIZE not in join.rules.outcomes
                 continue
+            if contradicting:
+                record.unfolded.add(operand.cell)
             both.floor = min(floor, self.clusters[join.output].floor)
             if operand.exclusive:
                 self.floors[operand.cell] = max(self.floors[operand.cell], needed)
             self.merge(both)
+
+    def unfolded(self, join: Join, operand: str) -> Cluster | None:
+        """Return the cluster of a join and an operand whose activations become ops of their own; None if none is."""
+        if JoinOutcome.UNFOLD not in join.rules.outcomes:
+            return None
+        return united([self._without_contracts(self.clusters[cell]) for cell in (join.output, operand)])
+
+    def _without_contracts(self, cluster: Cluster) -> Cluster:
+        """Return a cluster without the contracts that its members may drop."""
+        cells = (self.plan.cells[name] for name in cluster.members)
+        kept = frozenset(UNBOUNDED if cell.may_unfold else cell.contract for cell in cells)
+        return replace(cluster, contracts=kept)
 
     def _floor(self, operand: JoinInput, needed: float) -> float:
         """Return the smallest scale that a cell alike with the operand would have without the join.

@@ -40,6 +40,9 @@ class JoinOutcome(Enum):
 
     SHARED = "shared"
     """The tensor and the join's output have one qparams."""
+    UNFOLD = "unfold"
+    """They have one qparams, at which saturation no longer is the activation folded into the tensor's block: it stays
+    an op of its own behind the block, with the same qparams on both sides."""
     REQUANTIZE = "requantize"
     """The tensor keeps its own qparams and is rescaled at the join's edge."""
     FLOAT = "float"

@@ -11,9 +11,10 @@ import torch
 from torch import Tensor, nn
 from torch.fx import Node
 
-from quantmark import configs
+from quantmark import check, configs
+from quantmark.annotators.measure import observe_ranges
 from quantmark.annotators.quantizer import BackendQuantizer
-from quantmark.configs.base import BackendConfig
+from quantmark.configs.base import BackendConfig, BlockRules
 from quantmark.observers.plan import Join
 from quantmark.observers.rules import BranchRules, Decision, JoinOutcome, JoinRules, Outcome
 from support.flow import Flow, Pair, calls, is_dequantize, is_quantize, minmax_config, pair_of, quantize, sqnr_db
@@ -112,6 +113,27 @@ def test_an_activation_keeps_its_contract_beside_a_signed_operand() -> None:
     assert found.edges(0) == [signed, signed]
     assert found.pair_at(0) == signed
     assert found.db[0] > 35
+
+
+@pytest.mark.parametrize("ranges_first", [False, True])
+@pytest.mark.parametrize("spelled", [torch.relu, lambda y: nn.functional.relu6(torch.relu(y))])
+def test_an_activation_beside_a_signed_operand_becomes_an_op_of_its_own_where_that_is_legal(
+    spelled: Callable[[Tensor], Tensor], ranges_first: bool
+) -> None:
+    net = Net(lambda x, n: n.last(torch.cat([spelled(n.a(x)), n.b(x)], 1))).eval()
+    outcomes = (JoinOutcome.SHARED, JoinOutcome.UNFOLD, JoinOutcome.REQUANTIZE)
+    config = minmax_config(blocks=BlockRules(erase_activations=True), joins=JoinRules(outcomes=outcomes))
+    table = observe_ranges(torch.export.export(net, BATCH), [BATCH], estimator="minmax") if ranges_first else None
+    quantizer = BackendQuantizer(config, ranges=table)
+    flow = quantize(net, BATCH, quantizer)
+    (decision,) = [d for d in quantizer.record.decisions if d.kind == "join"]
+    assert decision.outcome is JoinOutcome.UNFOLD
+    (cat,) = calls(flow.converted, "cat")
+    (shared,) = {pair_of(n) for n in cat.args[0] if isinstance(n, Node)}  # type: ignore[union-attr]
+    for clamp in calls(flow.converted, "relu", "relu6"):
+        assert [pair_of(n) for n in (clamp.args[0], next(iter(clamp.users)))] == [shared, shared]
+    assert sqnr_db(net(*BATCH), flow.converted(*BATCH)) > 35
+    assert check(flow.converted, config).is_safe
 
 
 def test_two_activations_share() -> None:

@@ -64,8 +64,9 @@ def test_whole_models_are_no_larger_than_with_executorchs_own_quantizer(name: st
         for each in (BackendQuantizer(CONFIGS[target]()), ethos_quantizer(target))
     )
     assert (ours.delegates, ours.outside) == (1, [])
-    assert ours.cycles <= theirs.cycles * 1.015  # unet on U85: +1.4 %, the price of the relus that theirs loses
+    assert ours.cycles <= theirs.cycles
     assert ours.sram_kib <= theirs.sram_kib
-    assert ours.clamps <= theirs.clamps
-    # A relu that meets signed values in a cat is requantized, where theirs loses it.
-    assert ours.rescales <= theirs.rescales + (2 if name in {"unet", "shufflenet"} else 0)
+    # Two relus of unet meet signed values: theirs loses them. The halves that pass by in shufflenet are requantized,
+    # which costs fewer cycles than the copies that Vela makes of them otherwise (U85: 142,957 for 185,597).
+    assert ours.clamps <= theirs.clamps + (2 if name == "unet" else 0)
+    assert ours.rescales <= theirs.rescales + (2 if name == "shufflenet" else 0)

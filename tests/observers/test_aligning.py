@@ -18,19 +18,22 @@ from quantmark.observers.rules import JoinOutcome, JoinRules
 RELU, RELU6 = Bounds(0.0, None), Bounds(0.0, 6.0)
 
 
-def plan(contract: Bounds = RELU, scheme: Scheme = INT8_AFFINE) -> Plan:
+def plan(
+    contract: Bounds = RELU, scheme: Scheme = INT8_AFFINE, *, unfold: bool = False, exclusive: bool = False
+) -> Plan:
     """An activation that meets a signed tensor in a join."""
+    unfolds = (JoinOutcome.UNFOLD,) if unfold else ()
     cells = {
-        "act": Cell(name="act", where="act", scheme=scheme, contract=contract),
+        "act": Cell(name="act", where="act", scheme=scheme, contract=contract, may_unfold=True),
         "signed": Cell(name="signed", where="signed", scheme=scheme, contract=UNBOUNDED),
         "cat": Cell(name="cat", where="cat", scheme=scheme),
     }
     join = Join(
         where="cat",
         output="cat",
-        inputs=(JoinInput(cell="act", exclusive=False), JoinInput(cell="signed", exclusive=True)),
+        inputs=(JoinInput(cell="act", exclusive=exclusive), JoinInput(cell="signed", exclusive=True)),
         may_float=False,
-        rules=JoinRules(outcomes=(JoinOutcome.SHARED, JoinOutcome.REQUANTIZE)),
+        rules=JoinRules(outcomes=(JoinOutcome.SHARED, *unfolds, JoinOutcome.REQUANTIZE)),
     )
     return Plan(cells=cells, joins=(join,))
 
@@ -78,6 +81,45 @@ def test_what_the_user_unlinked_keeps_its_scale() -> None:
     ranges = {"act": Range(0.0, 5.0), "signed": Range(-0.5, 1.0), "cat": Range(-0.5, 5.0)}
     act, _ = pair(resolve(replace(plan(), apart=frozenset({"act"})), ranges))
     assert act.scale == pytest.approx(5.0 / 255)
+
+
+@pytest.mark.parametrize("contract", [RELU, RELU6])
+def test_an_activation_that_may_be_an_op_of_its_own_shares_where_scales_are_near(contract: Bounds) -> None:
+    ranges = {"act": Range(0.0, 5.0), "signed": Range(-0.5, 1.0), "cat": Range(-0.5, 4.9)}
+    found = resolve(plan(contract, unfold=True), ranges)
+    act, cat = pair(found)
+    assert act == cat
+    assert act.covers(Range(-0.5, 5.0))
+    (decision,) = found.decisions
+    assert decision.outcome is JoinOutcome.UNFOLD
+    assert decision.reason == "act shares, its activation an op of its own"
+    assert not decision.finding
+
+
+def test_an_activation_with_other_readers_is_requantized_where_sharing_would_cost_more_than_rounding_twice() -> None:
+    ranges = {"act": Range(0.0, 5.0), "signed": Range(-5.0, 1.0), "cat": Range(-5.0, 5.0)}
+    found = resolve(plan(unfold=True), ranges)
+    act, cat = pair(found)
+    assert (act.scale, cat.scale) == (pytest.approx(5.0 / 255), pytest.approx(10.0 / 255))
+    assert found.decisions[0].outcome is JoinOutcome.REQUANTIZE
+    assert act.honours(RELU)
+
+
+def test_an_activation_that_only_the_join_reads_always_shares() -> None:
+    ranges = {"act": Range(0.0, 1.0), "signed": Range(-50.0, 1.0), "cat": Range(-50.0, 1.0)}
+    act, cat = pair(resolve(plan(unfold=True, exclusive=True), ranges))
+    assert act == cat
+    apart = replace(plan(unfold=True, exclusive=True), apart=frozenset({"act"}))
+    act, cat = pair(resolve(apart, ranges))
+    assert act.honours(RELU)
+    assert act != cat
+
+
+def test_what_may_not_be_an_op_of_its_own_keeps_its_contract() -> None:
+    one = plan(unfold=True, exclusive=True)
+    kept = replace(one, cells={name: replace(cell, may_unfold=False) for name, cell in one.cells.items()})
+    act, _ = pair(resolve(kept, {"act": Range(0.0, 1.0), "signed": Range(-9.0, 1.0), "cat": Range(-9.0, 1.0)}))
+    assert act.honours(RELU)
 
 
 @given(high=st.floats(0.5, 100.0), low=st.floats(-50.0, -0.01))

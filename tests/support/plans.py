@@ -79,7 +79,7 @@ def _cell_and_range(draw: st.DrawFn, name: str) -> tuple[Cell, Range]:
     kind = draw(st.sampled_from(["plain"] * 6 + ["relu", "relu6", "symmetric", "one_sided", "fixed"]))
     if kind in {"relu", "relu6"}:
         contract = RELU if kind == "relu" else RELU6
-        return cell(name, contract=contract), Range(low, high).clamp(contract)
+        return cell(name, contract=contract, may_unfold=draw(st.booleans())), Range(low, high).clamp(contract)
     if kind == "symmetric":
         return cell(name, INT8_SYMMETRIC), Range(low, high)
     if kind == "one_sided":

@@ -16,9 +16,9 @@ from torchao.quantization.pt2e.quantize_pt2e import convert_pt2e, prepare_pt2e
 from quantmark import configs
 from quantmark.annotators.measure import fill_ranges, observe_ranges
 from quantmark.annotators.quantizer import BackendQuantizer
-from quantmark.configs.base import BackendConfig, EstimatorName
+from quantmark.configs.base import BackendConfig, BlockRules, EstimatorName
 from quantmark.observers.qparams import INT16_SYMMETRIC
-from quantmark.observers.rules import BranchRules, Conflict, HoistRule, Outcome
+from quantmark.observers.rules import BranchRules, Conflict, HoistRule, JoinOutcome, JoinRules, Outcome
 from quantmark.observers.table import RangeTable
 from support.flow import minmax_config
 
@@ -115,6 +115,9 @@ def _with_rules(**fields: Any) -> BackendConfig:
 _ALL = (Outcome.SHARED, Outcome.INDEPENDENT, Outcome.WIDE_ROOT, Outcome.FLOAT_ROOT)
 _FLOAT = (Outcome.SHARED, Outcome.INDEPENDENT, Outcome.FLOAT_ROOT)
 _MIXED = columns(1.0, 1.0, 60.0, 1.01)
+_UNFOLDING = minmax_config(
+    blocks=BlockRules(erase_activations=True), joins=JoinRules(outcomes=(JoinOutcome.SHARED, JoinOutcome.UNFOLD))
+)
 CASES: dict[str, Case] = {
     "alike": Case(Packed, columns(1.0, 1.0, 1.0, 1.0), minmax_config()),
     "independent": Case(Packed, _MIXED, minmax_config()),
@@ -123,6 +126,7 @@ CASES: dict[str, Case] = {
     "residual": Case(Residual, images, minmax_config()),
     "shared root": Case(Uneven, images, _with_rules()),
     "wide root": Case(Uneven, images, _with_rules(outcomes=_ALL)),
+    "unfolded": Case(Uneven, images, _UNFOLDING),
     "float root": Case(Uneven, images, _with_rules(outcomes=_FLOAT)),
     "cadence float": Case(Packed, _MIXED, configs.cadence(hoist=HoistRule.ALWAYS)),
     "cadence union": Case(Packed, _MIXED, configs.cadence(hoist=HoistRule.ALWAYS, conflict=Conflict.UNION)),
