@@ -131,7 +131,7 @@ def test_an_activation_beside_a_signed_operand_becomes_an_op_of_its_own_where_th
     (cat,) = calls(flow.converted, "cat")
     (shared,) = {pair_of(n) for n in cat.args[0] if isinstance(n, Node)}  # type: ignore[union-attr]
     for clamp in calls(flow.converted, "relu", "relu6"):
-        assert [pair_of(n) for n in (clamp.args[0], next(iter(clamp.users)))] == [shared, shared]
+        assert [pair_of(n) for n in (*clamp.all_input_nodes, *clamp.users)] == [shared, shared]
     assert sqnr_db(net(*BATCH), flow.converted(*BATCH)) > 35
     assert check(flow.converted, config).is_safe
 

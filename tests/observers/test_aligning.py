@@ -100,7 +100,7 @@ def test_an_activation_with_other_readers_is_requantized_where_sharing_would_cos
     ranges = {"act": Range(0.0, 5.0), "signed": Range(-5.0, 1.0), "cat": Range(-5.0, 5.0)}
     found = resolve(plan(unfold=True), ranges)
     act, cat = pair(found)
-    assert (act.scale, cat.scale) == (pytest.approx(5.0 / 255), pytest.approx(10.0 / 255))
+    assert [act.scale, cat.scale] == pytest.approx([5.0 / 255, 10.0 / 255])
     assert found.decisions[0].outcome is JoinOutcome.REQUANTIZE
     assert act.honours(RELU)
 
