@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import statistics
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -70,3 +72,23 @@ def test_whole_models_are_no_larger_than_with_executorchs_own_quantizer(name: st
     # which costs fewer cycles than the copies that Vela makes of them otherwise (U85: 142,957 for 185,597).
     assert ours.clamps <= theirs.clamps + (2 if name == "unet" else 0)
     assert ours.rescales <= theirs.rescales + (2 if name == "shufflenet" else 0)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("target", CONFIGS)
+@pytest.mark.parametrize("name", ["mobilenet", "keywords"])
+def test_4_bit_weights_are_no_larger_and_no_worse_than_with_executorchs_own_quantizer(name: str, target: str) -> None:
+    model, calibration, _ = whole_model(name)
+    batches = [tuple(tensor[:1] for tensor in batch) for batch in calibration]
+    found, quality = [], []
+    for each in (BackendQuantizer(CONFIGS[target](weight_bits=4)), ethos_quantizer(target, weight_bits=4)):
+        converted = quantize(model, batches[0], each, batches=batches, guards=False).converted
+        found.append(compile_for(converted, batches[0], target))
+        ran = run_on_reference(converted, batches, profile_of(target))
+        quality.append(statistics.mean(sqnr_db(model(*x), y[0]) for x, y in zip(batches, ran.reference, strict=True)))
+    ours, theirs = found
+    assert (ours.delegates, ours.outside) == (1, [])
+    assert ours.cycles <= theirs.cycles
+    assert ours.sram_kib <= theirs.sram_kib
+    assert ours.rescales <= theirs.rescales
+    assert quality[0] >= quality[1]

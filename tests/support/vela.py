@@ -61,16 +61,21 @@ def measure(lowered: Lowered, target: str) -> Compiled:
     )
 
 
-def ethos_quantizer(target: str, *, bits: int = 8) -> Quantizer:
-    """Return executorch's own quantizer for a target, with its int8 or 16-bit config."""
+def ethos_quantizer(target: str, *, bits: int = 8, weight_bits: int = 8) -> Quantizer:
+    """Return executorch's own quantizer for a target, with its config of int8, 16-bit activations or 4-bit weights."""
     from executorch.backends.arm.quantizer.arm_quantizer import (
         EthosUQuantizer,
+        get_symmetric_a8w4_quantization_config,
         get_symmetric_a16w8_quantization_config,
         get_symmetric_quantization_config,
     )
 
-    config = get_symmetric_quantization_config() if bits == 8 else get_symmetric_a16w8_quantization_config()
-    return EthosUQuantizer(_spec(target)).set_global(config)
+    configs = {
+        (8, 8): get_symmetric_quantization_config,
+        (16, 8): get_symmetric_a16w8_quantization_config,
+        (8, 4): get_symmetric_a8w4_quantization_config,
+    }
+    return EthosUQuantizer(_spec(target)).set_global(configs[bits, weight_bits]())
 
 
 def profile_of(target: str) -> str:
