@@ -91,34 +91,29 @@ def account_ops(
         scope: the user's rules.
         kept: nodes that were never ours to quantize, and why.
     """
+    role_of = roles.of
     block_of = {member: output.name for output, block in roles.blocks.items() for member in block.members}
     found = []
     above: tuple[str, ...] = ()
     sources: dict[Node, tuple[str, ...]] = {}
     for node in draft.model.graph.nodes:
-        role = roles.role(node)
-        values = node.all_input_nodes
-        above = _above(values, sources)
-        if node.op != "call_function" or (role is Role.FLOAT and not _is_told(node)):
-            sources[node] = (node.name,) if node.op == "placeholder" else above
+        if node.op == "get_attr":
+            sources[node] = ()
             continue
-        sources[node] = (node.name,)
+        values, name = node.all_input_nodes, node.name
+        above = _above(values, sources)
+        role = role_of.get(node, Role.FLOAT)
+        if node.op != "call_function" or (role is Role.FLOAT and not _is_told(node)):
+            sources[node] = (name,) if node.op == "placeholder" else above
+            continue
+        sources[node] = (name,)
         config = scope.config_of(node)
         edges = [(value.name, cell) for value in values if (cell := places.get((value, node)))]
-        found.append(
-            OpAccount(
-                node=node.name,
-                op=op_name(node) or str(node.target),
-                module=module_path(node),
-                role=role,
-                config=config.name if config else "",
-                block=block_of.get(node, ""),
-                inputs=tuple(edges),
-                output=places.get(node, ""),
-                reads=above,
-                why=_why_float(node, config, scope, kept) if role is Role.FLOAT else "",
-            )
-        )
+        why = _why_float(node, config, scope, kept) if role is Role.FLOAT else ""
+        op, module, covers = op_name(node) or str(node.target), module_path(node), config.name if config else ""
+        block, output = block_of.get(node, ""), places.get(node, "")
+        # By position: naming ten fields takes as long as all the rest.
+        found.append(OpAccount(name, op, module, role, covers, block, tuple(edges), output, above, why))
     return tuple(found), above  # the last node is the output
 
 

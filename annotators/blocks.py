@@ -14,8 +14,7 @@ batch_norm   (QAT only)    nothing between the members
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 from torch.fx import Node
 
@@ -34,8 +33,7 @@ if TYPE_CHECKING:
     from ..observers.qparams import Scheme
 
 
-@dataclass(frozen=True)
-class Block:
+class Block(NamedTuple):
     """One fused block.
 
     Args:
@@ -188,7 +186,7 @@ def is_in_block(norm: Node, config: BackendConfig) -> bool:
 
 
 def _only_reader(node: Node) -> Node | None:
-    readers = users(node)
+    readers = users(node) if len(node.users) > 1 else list(node.users)
     if len(readers) != 1 or readers[0].op != "call_function":
         return None
     args = readers[0].args

@@ -20,6 +20,7 @@ from ..observers.plan import Family, Leaf
 from ..observers.qparams import INT16_SYMMETRIC
 from ..observers.rules import JoinOutcome, Outcome
 from .blocks import why_not_fused
+from .draft import alike
 from .graph import users, where
 from .hoists import cost
 from .roles import MOVEMENTS, Role, Roles, moved
@@ -154,7 +155,7 @@ def read_branch(draft: Draft, segment: Segment, value: Node, reader: Node, confi
     cell = segment.cell
     if segment.in_transit and cell not in draft.foreign:
         cell = segment.direct or cell
-    if cell is not None and draft.base_scheme(cell) != scheme:
+    if cell is not None and not alike(draft.base_scheme(cell), scheme):
         cell = draft.float_cell(value, config)
         segment.others.setdefault(cell, []).append(reader)
         draft.put((value, reader), cell)
@@ -200,14 +201,14 @@ def _families(
     by_scheme: dict[Scheme, list[Leaf]] = {draft.base_scheme(root): []} if root else {}
     for leaf in leaves:
         by_scheme.setdefault(draft.base_scheme(leaf.cell), []).append(leaf)
-    for scheme, alike in by_scheme.items():
+    for scheme, like_it in by_scheme.items():
         mine = root if root and scheme == draft.base_scheme(root) else None
-        if alike:
+        if like_it:
             yield Family(
                 where=where(tree.root),
                 root=mine,
                 root_is_float=root_is_float or mine is None,
-                leaves=tuple(alike),
+                leaves=tuple(like_it),
                 wide=_wide(draft, mine, roles.configs.get(tree.root, config)) if mine else None,
                 rules=config.branches,
             )

@@ -75,15 +75,9 @@ class Sketch:
 
     def cell(self) -> Cell:
         """Return the cell as data."""
+        values = tuple(self.values)
         return Cell(
-            name=self.name,
-            where=self.where,
-            scheme=self.scheme,
-            values=tuple(self.values),
-            contract=self.contract,
-            may_unfold=self.may_unfold,
-            fixed=self.fixed,
-            follows=self.follows,
+            self.name, self.where, self.scheme, values, self.contract, self.may_unfold, self.fixed, self.follows
         )
 
 

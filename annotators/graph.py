@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import operator
-from functools import cache
+from functools import cache, lru_cache
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -25,10 +25,12 @@ def op_name(node: Node) -> str:
     if node.op != "call_function":
         return ""
     target = node.target
-    known = _NAMES.get(id(target))
-    if known is None:
-        known = _NAMES[id(target)] = target, canonical_name(target)
-    return known[1]
+    try:
+        return _NAMES[id(target)][1]
+    except KeyError:
+        name = canonical_name(target)
+        _NAMES[id(target)] = target, name
+        return name
 
 
 _NAMES: dict[int, tuple[object, str]] = {}
@@ -167,8 +169,8 @@ def constant_tensor(model: GraphModule, node: Node) -> torch.Tensor | None:
 
 def module_path(node: Node) -> str:
     """Return the path of the module that the node comes from ("layer1.0.conv"), "" for the root."""
-    entries = list(node.meta.get("nn_module_stack", {}).values())
-    return clean_path(entries[-1][0]) if entries else ""
+    stack = node.meta.get("nn_module_stack")
+    return clean_path(next(reversed(stack.values()))[0]) if stack else ""
 
 
 def module_stack(node: Node) -> Iterator[tuple[str, str]]:
@@ -177,6 +179,7 @@ def module_stack(node: Node) -> Iterator[tuple[str, str]]:
         yield clean_path(path), kind if isinstance(kind, str) else f"{kind.__module__}.{kind.__qualname__}"
 
 
+@lru_cache(maxsize=1 << 14)  # every node of a module asks for the same
 def clean_path(path: str) -> str:
     """Return a module path without the prefixes that the export modes put before it."""
     for prefix in ("L['self'].", "L__self__", "self."):
@@ -197,8 +200,9 @@ _UNIMPORTANT = ("sym_", "_assert")
 
 def users(node: Node) -> Sequence[Node]:
     """Return the nodes that read the node's value and matter at run time (no guards, no shape look-ups)."""
-    return [user for user in node.users if not _is_unimportant(user)]
+    return [user for user in node.users if matters(user)]
 
 
-def _is_unimportant(node: Node) -> bool:
-    return op_name(node).startswith(_UNIMPORTANT) or node.target == "_guards_fn"
+def matters(node: Node) -> bool:
+    """Tell whether a node is no guard and no shape look-up."""
+    return not op_name(node).startswith(_UNIMPORTANT) and node.target != "_guards_fn"

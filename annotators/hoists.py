@@ -66,7 +66,7 @@ def _regions(draft: Draft, through: frozenset[str]) -> list[_Region]:
     """Return the regions of all float values, going through the graph once."""
     region_of: dict[Node, _Region] = {}
     for value in draft.model.graph.nodes:
-        if not is_float_tensor(value):
+        if not (_moves(value, through) or _may_fan_out(value, through)) or not is_float_tensor(value):
             continue
         source = _looked_through(value, through)
         if source not in region_of or _is_quantized(draft, value):
@@ -82,21 +82,29 @@ def _regions(draft: Draft, through: frozenset[str]) -> list[_Region]:
     return list(regions.values())
 
 
+def _moves(value: Node, through: frozenset[str]) -> bool:
+    """Tell whether the pass looks through the op."""
+    return value.op == "call_function" and ((name := _mover(value)) in through or name in _CASTS)
+
+
+def _may_fan_out(value: Node, through: frozenset[str]) -> bool:
+    """Tell whether the pass may meet more than one reader below a value."""
+    return len(value.users) > 1 or any(_moves(user, through) for user in value.users)
+
+
 def _looked_through(value: Node, through: frozenset[str]) -> Node | None:
     """Return the tensor that a value was moved from by an op that the pass looks through, or None."""
-    if value.op != "call_function" or not ((name := _mover(value)) in through or name in _CASTS):
-        return None
-    source = moved(value)
+    source = moved(value) if _moves(value, through) else None
     if source is None or not is_float_tensor(source):
         return None
     same = getattr(value_of(source), "dtype", None) == getattr(value_of(value), "dtype", None)
-    return source if name in through or (op_name(value) in _CASTS and same) else None
+    return source if _mover(value) in through or (op_name(value) in _CASTS and same) else None
 
 
 def _mover(value: Node) -> str:
     """Return the name of the op that moves, for an item of a tuple that of the op that made the tuple."""
-    source = value.args[0]
-    return op_name(source) if op_name(value) == "getitem" and isinstance(source, Node) else op_name(value)
+    name = op_name(value)
+    return op_name(value.args[0]) if name == "getitem" and isinstance(value.args[0], Node) else name
 
 
 def _is_quantized(draft: Draft, value: Node) -> bool:

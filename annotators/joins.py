@@ -40,6 +40,8 @@ def read_join(draft: Draft, node: Node, roles: Roles) -> None:
 
 def relate_wishes(draft: Draft, trees: Trees, links: Sequence[Sequence[str]], unlinked: Sequence[str]) -> list[str]:
     """Record which tensors the user linked and unlinked; return a message for each name that names none."""
+    if not links and not unlinked:
+        return []
     nodes = {node.name: node for node in draft.model.graph.nodes}
     messages = []
 

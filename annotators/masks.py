@@ -39,17 +39,22 @@ def masked_values(model: GraphModule) -> set[Node]:
     found: set[Node] = set()
     for node in model.graph.nodes:
         if node.op == "get_attr":
-            if all(op_name(user) in HEADS for user in node.users):
-                continue  # a weight, or a bias
+            if _is_weight(node):
+                continue
             tensor = constant_value(model, node)
             if tensor is not None and _is_mask(tensor):
                 found.add(node)
         elif node.op == "call_function":
             name = op_name(node)
-            carries = name in _CARRIERS and any(value in found for value in node.all_input_nodes)
+            carries = name in _CARRIERS and found and not found.isdisjoint(node.all_input_nodes)
             if carries or (name in _MAKERS and any(masks_out(value) for value in _scalars(node))):
                 found.add(node)
     return found
+
+
+def _is_weight(node: Node) -> bool:
+    """Tell whether only weighted ops read a constant: it is a weight, or a bias."""
+    return HEADS.keys() >= set(map(op_name, node.users))
 
 
 def _scalars(node: Node) -> list[float]:

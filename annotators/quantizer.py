@@ -178,14 +178,15 @@ class BackendQuantizer(Quantizer):
     def transform_for_annotation(self, model: GraphModule) -> GraphModule:
         """Spell the graph so that it can be quantized; see `transform.py`."""
         (keep_bodies_float if self._is_qat() else own_bodies)(model)
-        before, meta = {node.name for node in model.graph.nodes}, model.meta
+        before = {node.name for node in model.graph.nodes} if self.ranges is not None else set()
+        meta = model.meta
         spell_norms(model, Scope(self.config, self._rules).config_of)
         model = self._rewrite(model)
         transform(model, Scope(self.config, self._rules).config_of)
         for rest in self._rests():
             model = rest.transform_for_annotation(model)
         model.meta = meta  # that of a new module would be lost: torchao hands on the meta of the given one alone
-        self._gone = before - {node.name for node in model.graph.nodes}
+        self._gone = before and before - {node.name for node in model.graph.nodes}
         return model
 
     def _rewrite(self, model: GraphModule) -> GraphModule:
@@ -234,7 +235,7 @@ class BackendQuantizer(Quantizer):
         inner = self._nested or is_body(model)  # where names of the outer graph name nothing
         self._note(unknown if not inner else [])
         self._write(draft, roles, plan)
-        mark_inside((n, roles.configs[n].marker) for n in roles.of if roles.role(n) is not Role.TUPLE)
+        mark_inside((n, roles.configs[n].marker) for n, role in roles.of.items() if role is not Role.TUPLE)
         mark_inside((n, None) for n in in_place if n.op == "call_function")
         self._annotate_rest(model, scope)
         ops, outputs = account_ops(draft, roles, places, scope, ours_never)
@@ -331,8 +332,8 @@ def _kept_float(model: GraphModule, in_place: set[Node]) -> dict[Node, str]:
     kept |= dict.fromkeys(
         in_place, "it writes in place into memory that is read under another name, or reads such memory"
     )
-    annotated = (node for node in model.graph.nodes if annotation_of(node))
-    return kept | dict.fromkeys(annotated, _FOREIGN)
+    marked = (node for node in model.graph.nodes if Q_ANNOTATION_KEY in node.meta)
+    return kept | dict.fromkeys((node for node in marked if annotation_of(node)), _FOREIGN)
 
 
 def draw_up(draft: Draft, roles: Roles) -> Trees:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import operator
-from collections import defaultdict
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import TYPE_CHECKING
@@ -14,7 +13,7 @@ from .blocks import Block, find_block, head_rule
 from .graph import argument, is_constant, is_float_tensor, op_name, operands, rank, users, value_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
     from torch.fx.graph_module import GraphModule
 
@@ -119,15 +118,12 @@ def assign_roles(model: GraphModule, config_of: Callable[[Node], BackendConfig |
 def _take_block(
     head: Node, config: BackendConfig, config_of: Callable[[Node], BackendConfig | None], roles: Roles
 ) -> bool:
-    rule = head_rule(head, config)
-    if rule is None and not _is_residual_head(head, config, roles):
-        return False
-
     def accepts(node: Node) -> bool:
         return node not in roles.of and ((theirs := config_of(node)) is config or theirs == config)
 
+    rule = head_rule(head, config)
     block = find_block(head, config, accepts, rule)
-    if rule is None and len(block.members) == 1:
+    if rule is None and (len(block.members) == 1 or not _is_residual_head(head, config, roles)):
         return False
     for member in block.members:
         roles.of[member] = Role.INSIDE
@@ -222,22 +218,26 @@ def _drop_idle_movement(roles: Roles) -> None:
         for source in _sources(node, roles):
             if source in island:
                 island[find(source)] = find(node)
-    touches: dict[Node, list[bool]] = defaultdict(list)  # per island: is each neighbour quantized?
+    touched: dict[Node, bool] = {}  # per island that has neighbours: is any of them quantized?
     for node in nodes:
-        neighbours = [
-            s for s in _sources(node, roles) if s not in island and s.op == "call_function" and not is_constant(s)
-        ]
-        neighbours += [
-            u for u in _readers(node) if u not in island and u.op == "call_function" and op_name(u) != "getitem"
-        ]
-        touches[find(node)] += [roles.is_quantized_op(n) for n in neighbours]
+        root = find(node)
+        for neighbour in _neighbours(node, roles):
+            if touched.get(root, False):
+                break
+            if neighbour not in island:
+                touched[root] = roles.is_quantized_op(neighbour)
     for node in nodes:
-        found = touches[find(node)]
-        if found and not any(found):
+        if not touched.get(find(node), True):
             del roles.of[node]
     for node in [node for node, role in roles.of.items() if role is Role.TUPLE]:
         if not any(roles.role(u) in MOVEMENTS for u in node.users):
             del roles.of[node]
+
+
+def _neighbours(node: Node, roles: Roles) -> Iterator[Node]:
+    """Go through the ops that write what a value-preserving node reads, then those that read it."""
+    yield from (s for s in _sources(node, roles) if s.op == "call_function" and not is_constant(s))
+    yield from (u for u in _readers(node) if u.op == "call_function" and op_name(u) != "getitem")
 
 
 def _sources(node: Node, roles: Roles) -> list[Node]:

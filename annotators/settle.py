@@ -122,5 +122,5 @@ def _settled_cells(draft: Draft, plan: Plan, resolution: Resolution) -> dict[str
         # A bias asks the observers of its input and weight for their scales: they stay in one component.
         bias = draft.biases.get(name)
         sources = frozenset({bias.input, bias.weight}) if bias else frozenset()
-        cells[name] = replace(cell, fixed=fixed, scheme=scheme, contract=contract, follows=sources)
+        cells[name] = cell._replace(fixed=fixed, scheme=scheme, contract=contract, follows=sources)
     return cells

@@ -27,7 +27,7 @@ from .conversion import (
     PlannedPerChannelFakeQuantize,
     PlannedPerChannelObserver,
 )
-from .graph import constant_tensor, is_constant, users, where
+from .graph import constant_tensor, is_constant, matters, where
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -76,19 +76,25 @@ def write(draft: Draft, plan: Plan, presets: dict[str, Estimator] | None = None)
 
     `presets` are estimators that have seen the data already: the observers take over from them and need no batches.
     """
-    specs = _Specs(draft, plan, presets or {})
+    specs, places = _Specs(draft, plan, presets or {}), draft.places
+    placed = {place[1] if isinstance(place, tuple) else place for place in places}
     for node in draft.model.graph.nodes:
+        if node not in placed:
+            continue
         inputs: dict[Node, QuantizationSpecBase | None] = {}
+        written = ""  # a cell that the node's annotation speaks of
         for value in node.all_input_nodes:
-            if (spec := specs.at((value, node))) is not None:
-                inputs[value] = spec
-        output = specs.at(node)
-        if inputs or output is not None:
+            cell = places.get((value, node))
+            if cell is not None and (spec := specs.at((value, node), cell)) is not None:
+                inputs[value], written = spec, written or cell
+        output = None
+        if (cell := places.get(node)) is not None and (output := specs.at(node, cell)) is not None:
+            written = cell
+        if written:
             node.meta[Q_ANNOTATION_KEY] = QuantizationAnnotation(
                 input_qspec_map=inputs, output_qspec=output, allow_implicit_sharing=False, _annotated=True
             )
-            cell = draft.places[node] if output is not None else draft.places[next(iter(inputs)), node]
-            claim(node, draft.cells[cell].config.marker)
+            claim(node, draft.cells[written].config.marker)
     return specs.components
 
 
@@ -156,10 +162,7 @@ class _Specs:
             self.components.append(component)
             self.component_of |= dict.fromkeys(part.cells, component)
 
-    def at(self, place: Place) -> QuantizationSpecBase | None:
-        cell = self.draft.places.get(place)
-        if cell is None:
-            return None
+    def at(self, place: Place, cell: str) -> QuantizationSpecBase | None:
         if (shared := self.shared.get(cell)) is not None:
             return shared
         if cell in self.draft.foreign:
@@ -200,8 +203,9 @@ class _Specs:
         """Tell whether a contract could be broken by a reader that another quantizer annotates after us."""
         if not self.component_of[cell].plan.cells[cell].contract.is_bounded:
             return False
-        readers = [(value, user) for value in self.outputs.get(cell, ()) for user in users(value)]
-        return any(reader not in self.draft.places and reader[1].op == "call_function" for reader in readers)
+        edges = ((value, user) for value in self.outputs.get(cell, ()) for user in value.users)
+        others = (edge[1] for edge in edges if edge not in self.draft.places)
+        return any(user.op == "call_function" and matters(user) for user in others)
 
     def _is_constant(self, cell: str) -> bool:
         place = self.anchors[cell]

@@ -19,7 +19,7 @@ Cells are named by node names, so this module knows ranges and rules but no grap
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from .ranges import UNBOUNDED, Bounds
 
@@ -30,8 +30,7 @@ if TYPE_CHECKING:
     from .rules import BranchRules, JoinRules
 
 
-@dataclass(frozen=True, kw_only=True)
-class Cell:
+class Cell(NamedTuple):
     """A set of places that have one qparams.
 
     Args:
@@ -169,18 +168,21 @@ class Plan:
                 name = parent[name]
             return name
 
-        linked = [[name, *c.follows] for name, c in self.cells.items() if following and c.follows]
+        linked = [(name, *c.follows) for name, c in self.cells.items() if c.follows] if following else []
         linked += [family_cells(family) for family in self.families]
-        linked += [[j.output, *(i.cell for i in j.inputs)] for j in self.joins]
-        linked += [list(hoist.costs) for hoist in self.hoists]
-        linked += [list(link) for link in self.links]
+        linked += [(j.output, *(i.cell for i in j.inputs)) for j in self.joins]
+        linked += [tuple(hoist.costs) for hoist in self.hoists]
+        linked += self.links
         for first, *others in linked:
             for name in others:
                 if name in parent:  # what a cell follows may lie in another plan
                     parent[find(name)] = find(first)
         parts: dict[str, _Part] = {}
         for name, cell in self.cells.items():
-            parts.setdefault(find(name), _Part()).cells[name] = cell
+            root = find(name)
+            if root not in parts:
+                parts[root] = _Part()
+            parts[root].cells[name] = cell
         for family in self.families:
             parts[find(family.leaves[0].cell)].families.append(family)
         for each in self.joins:
@@ -201,6 +203,8 @@ class _Part:
     links: list[tuple[str, ...]] = field(default_factory=list)
 
     def plan(self, apart: frozenset[str]) -> Plan:
+        if not (self.families or self.joins or self.hoists or self.links):
+            return Plan(cells=self.cells, apart=apart & self.cells.keys())
         return Plan(
             cells=self.cells,
             families=tuple(self.families),
@@ -211,6 +215,6 @@ class _Part:
         )
 
 
-def family_cells(family: Family) -> list[str]:
+def family_cells(family: Family) -> tuple[str, ...]:
     """Return the names of the cells that a family relates: the root's, if it has one, then the leaves'."""
-    return [*([family.root] if family.root else []), *(leaf.cell for leaf in family.leaves)]
+    return (*([family.root] if family.root else []), *(leaf.cell for leaf in family.leaves))

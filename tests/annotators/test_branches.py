@@ -302,7 +302,8 @@ class CutOnly(nn.Module):
     """A graph input that is cut in three, and nothing else."""
 
     def forward(self, x: Tensor) -> tuple[Tensor, ...]:
-        return x.split(4, 1)
+        parts: tuple[Tensor, ...] = x.split(4, 1)
+        return parts
 
 
 @pytest.mark.parametrize(("scale", "is_float"), [(4.0, False), (62.0, True)])

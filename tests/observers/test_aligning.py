@@ -117,7 +117,7 @@ def test_an_activation_that_only_the_join_reads_always_shares() -> None:
 
 def test_what_may_not_be_an_op_of_its_own_keeps_its_contract() -> None:
     one = plan(unfold=True, exclusive=True)
-    kept = replace(one, cells={name: replace(cell, may_unfold=False) for name, cell in one.cells.items()})
+    kept = replace(one, cells={name: cell._replace(may_unfold=False) for name, cell in one.cells.items()})
     act, _ = pair(resolve(kept, {"act": Range(0.0, 1.0), "signed": Range(-9.0, 1.0), "cat": Range(-9.0, 1.0)}))
     assert act.honours(RELU)
 

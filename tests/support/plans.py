@@ -142,7 +142,7 @@ def plans(draw: st.DrawFn, *, related: bool = True) -> tuple[Plan, dict[str, Ran
         some = draw(st.lists(st.sampled_from(names), min_size=2, unique=True))
         costs = {name: draw(st.integers(0, 3)) for name in some}
         hoists.append(Hoist(where=f"root{index}", costs=costs, rules=draw(_branch_rules())))
-    found = {name: replace(each, follows=_follows(draw, names, name)) for name, (each, _) in drawn.items()}
+    found = {name: each._replace(follows=_follows(draw, names, name)) for name, (each, _) in drawn.items()}
     exact = {name: range_ for name, (_, range_) in drawn.items()}
     silent = draw(st.sets(st.sampled_from(names), max_size=1)) if draw(_SELDOM) else set()
     seen = {name: _cut(draw, range_) for name, range_ in exact.items() if name not in silent}

@@ -6,6 +6,7 @@ import contextlib
 import csv
 import io
 import tempfile
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -70,7 +71,7 @@ def ethos_quantizer(target: str, *, bits: int = 8, weight_bits: int = 8) -> Quan
         get_symmetric_quantization_config,
     )
 
-    configs = {
+    configs: dict[tuple[int, int], Callable[[], Any]] = {
         (8, 8): get_symmetric_quantization_config,
         (16, 8): get_symmetric_a16w8_quantization_config,
         (8, 4): get_symmetric_a8w4_quantization_config,
