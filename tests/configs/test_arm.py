@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -85,3 +87,16 @@ def test_the_guards_of_an_exported_module_do_not_stop_arms_passes() -> None:
     batch, model = torch.linspace(-3, 3, 32).view(4, 8), torch.nn.Softmax(1)
     assert "_guards_fn" in {node.target for node in export(model, (batch,)).graph.nodes}
     assert sqnr_db(model(batch), quantize(model, [batch], arm_tosa()).model(batch)) > 30
+
+
+@pytest.mark.arm
+@pytest.mark.parametrize("module", ["arm", "ethos"])
+def test_rules_name_files_of_executorch_that_exist(module: str) -> None:
+    import executorch.backends.arm
+
+    (root,) = executorch.backends.arm.__path__
+    text = Path(configs.__file__).with_name(f"{module}.py").read_text(encoding="utf-8")
+    named = {path.removeprefix("backends/arm/") for path in re.findall(r"[\w/]+/\w+\.py", text)}
+    assert len(named) >= 2
+    assert [path for path in named if not (Path(root) / path).is_file()] == []
+    assert "executorch 1.5.1" in text

@@ -6,6 +6,7 @@ Each is one delegate with no float op in it, and on single blocks within one ste
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -14,8 +15,10 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from quantmark import BackendQuantizer, check, configs
+from quantmark.annotators.blocks import clamp_bounds
 from quantmark.configs.base import BackendConfig
-from support.flow import outputs, pair_of, quantize, sqnr_db
+from quantmark.configs.ops import CLAMPS
+from support.flow import calls, is_dequantize, is_quantize, outputs, pair_of, quantize, sqnr_db
 from support.tosa import OnReference, run_on_reference
 
 pytestmark = [pytest.mark.arm, pytest.mark.timeout(600)]
@@ -127,6 +130,37 @@ def test_an_activation_that_meets_signed_values_is_not_lost() -> None:
     for exact, got in zip(model(*batches[0]), found.reference[0], strict=True):
         assert sqnr_db(exact, got) >= 36  # 4.5 to 7 dB with TOSAQuantizer
         assert got[:, :4].min() == 0.0
+
+
+@pytest.mark.parametrize("erase", [True, False])
+@pytest.mark.parametrize("shape", BLOCKS, ids=["images", "rows", "signals"])
+def test_both_generations_of_arms_fusing_pass_leave_what_is_right(shape: tuple[int, ...], erase: bool) -> None:
+    """The pass looks for head, relu or hardtanh, quantize.
+
+    The older fuses where zero_point == quant_min and the upper bound is the last code, the newer (executorch 1.5.1)
+    whatever the zero point is. Both are right where those hold, or where nothing is left for them to find.
+    """
+    torch.manual_seed(0)
+    model = Side([make() for make in BLOCKS[shape].values()]).eval()
+    batches = [(torch.randn(shape),) for _ in range(6)]
+    config = configs.arm_tosa()
+    config = replace(config, blocks=replace(config.blocks, erase_activations=erase))
+    converted = quantize(model, batches[0], config, batches=batches, guards=False).converted
+    met = 0
+    for node in calls(converted, *CLAMPS):
+        (source,), (reader,) = node.all_input_nodes, node.users
+        if is_dequantize(source):
+            assert pair_of(source) == pair_of(reader)
+            continue
+        assert not erase, "an activation was left behind its head"
+        bounds = clamp_bounds(node)
+        if bounds is not None and bounds.lower == 0.0 and is_quantize(reader):
+            met += 1
+            found = pair_of(reader)
+            assert found.zero_point == found.quant_min
+            if bounds.upper is not None:
+                assert round(bounds.upper / found.scale) + found.zero_point >= found.quant_max
+    assert erase or met
 
 
 def test_packed_inputs_keep_each_branch() -> None:
