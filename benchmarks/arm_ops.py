@@ -10,6 +10,17 @@ executorch expects to fail and passes is a pass. With ours
   their bounds;
 * a test that asks for what no config of ours has is skipped: int32 activations, with int8 at the program's border
   (`set_io`), each border tensor quantized twice.
+
+Measured with executorch 1.5.1, torch 2.13.0, torchao 0.18.0 and tosa-tools 2026.5.0; passes of quantmark, in brackets
+those of TOSAQuantizer where both sides were run:
+
+    conv1d 33 (33)   conv2d 132       conv3d 115       conv_combos 25 (25)  depthwise_conv 52  transpose_conv2d 25
+    linear 84 (84)   relu 8 (8)       hardtanh 6 (6)   clamp 34 (34)        sigmoid 17 (17)    softmax 9 (9)
+    cat 14 (14)      slice 19 (19)    select 22 (22)   split 10 (10)        unbind 2 (2)       add 23 (28)
+    sub 29 (29)      mul 23 (23)      mean_dim 36 (36) max_pool 49 (49)
+
+All that ran passed, but for five of add, which are the ones with int32 activations. Seven of transpose_conv2d (4-bit
+weights per channel) are such that executorch expects to fail. avg_pool2d and adaptive_avg_pool2d were not run.
 """
 
 from __future__ import annotations
@@ -154,7 +165,7 @@ def run(files: list[Path], keep: str, *, ours: bool) -> Outcomes:
 
 def main() -> None:
     """Print a row per file: tests passed of those run on either side."""
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = argparse.ArgumentParser(description=str(__doc__).partition("\n")[0])
     parser.add_argument("names", nargs="*", help=f"of {', '.join(NAMES)}, or others; these by default")
     parser.add_argument("--keep", default="tosa_INT and not FP", help="pytest's -k")
     parser.add_argument("--why", action="store_true", help="say why each test failed")
