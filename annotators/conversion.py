@@ -20,7 +20,6 @@ from torchao.quantization.pt2e.utils import create_getattr_from_value
 from ..observers.observer import PerChannelBiasObserver, PerChannelRangeObserver, RangeObserver
 from ..observers.qparams import QParams
 from .folding import fold_batch_norms, own_biases
-from .nested import convert_branches
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -192,9 +191,8 @@ class PlannedObserver(RangeObserver):
         """Make the observer of a cell; `kwargs` are the spec's fields."""
         return cls(component=component, cell=cell, estimator=estimator, preset=preset, **kwargs)  # type: ignore[arg-type]
 
-    def convert(self, model: GraphModule, observer_node: Node) -> None:
+    def convert(self, model: GraphModule, observer_node: Node) -> None:  # noqa: ARG002  (torchao's signature)
         """Replace the observer node in the graph (called by `convert_pt2e`)."""
-        convert_branches(model)
         replace_with_pairs(observer_node, self.assignment())
 
 

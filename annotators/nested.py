@@ -3,7 +3,7 @@
 A forward under `no_grad` is exported as one call of a nested graph, in which a quantizer sees nothing; quantization
 does not train, so the nested graph is written out in its place. The branches of a cond can't be: each is prepared by
 itself (its weights, which export passes in as operands, are read from the branch's own attributes instead), and
-converted when the outer graph is, by the first of our observers that torchao converts.
+converted when the outer graph is (`NestedGraphs`).
 
 torchao prepares the bodies of scan and while_loop itself, with the quantizer of the outer graph, in place: the outer
 graph gets copies of its own first, since the user's exported program holds these very objects.
@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import torch
 from torch.fx import GraphModule, Node
+from torchao.quantization.pt2e.observer import ObserverBase
 from torchao.quantization.pt2e.quantize_pt2e import convert_pt2e, prepare_pt2e
 from torchao.quantization.pt2e.quantizer import Quantizer
 
@@ -33,6 +34,7 @@ _LOOPS: Final = (torch.ops.higher_order.scan, torch.ops.higher_order.while_loop)
 _GRAPHS: Final[dict[Any, slice]] = {_COND: slice(1, 3), _LOOPS[0]: slice(0, 1), _LOOPS[1]: slice(0, 2)}
 """Which operands of a call are the graphs that it runs."""
 _BODY: Final = "quantmark_loop_body"
+_NESTED: Final = "_quantmark_nested_graphs"
 
 
 def inline_no_grad(model: GraphModule) -> bool:
@@ -84,6 +86,11 @@ def loops(model: GraphModule) -> list[Node]:
     return _calls(model, _LOOPS)
 
 
+def conds(model: GraphModule) -> list[Node]:
+    """Return the calls of cond."""
+    return _calls(model, [_COND])
+
+
 def _calls(model: GraphModule, targets: Iterable[Any]) -> list[Node]:
     return [node for target in targets for node in model.graph.find_nodes(op="call_function", target=target)]
 
@@ -106,8 +113,60 @@ def keep_bodies_float(model: GraphModule) -> None:
             setattr(model, name, prepare_pt2e(copy.deepcopy(body), Nothing()))
 
 
+class NestedGraphs(ObserverBase):
+    """What `convert_pt2e` makes of nested graphs, as an observer that observes nothing: it converts all observers.
+
+    The branches of conds are converted, and constants passed in from outside. torchao (0.18) then deletes what the
+    outer graph does not mention, graphs that a nested one calls among it, and fails on that. An attribute that is no
+    registered submodule is not deleted, and what is called there holds no state any more.
+    """
+
+    _is_impure = True  # no dead code
+
+    def __init__(self) -> None:
+        super().__init__(dtype=torch.float32)
+
+    def forward(self, graph: GraphModule) -> None:
+        """Do nothing with one of the nested graphs, which is what it seems to observe."""
+
+    def calculate_qparams(self) -> tuple[torch.Tensor, torch.Tensor]:  # type: ignore[override]
+        """Return what stands for nothing."""
+        return torch.ones(1), torch.zeros(1)
+
+    def convert(self, model: GraphModule, observer_node: Node) -> None:
+        """Convert the nested graphs (called by `convert_pt2e`, after it has converted the bodies of loops)."""
+        _convert_branches(model)
+        open_graphs(model)
+        for name in _inner_graphs(model):
+            path, _, last = name.rpartition(".")
+            parent = model.get_submodule(path)
+            parent.__dict__[last] = parent._modules.pop(last)
+        model.graph.erase_node(observer_node)
+
+
+def convert_nested(model: GraphModule) -> None:
+    """See to it that the model's nested graphs are converted with it."""
+    calls = _calls(model, _GRAPHS)
+    if calls and not any(isinstance(each, NestedGraphs) for each in model.children()):
+        model.add_submodule(_NESTED, NestedGraphs())
+        with model.graph.inserting_before(calls[0]):
+            model.graph.call_module(_NESTED, calls[0].args[_GRAPHS[calls[0].target]][:1])
+        model.recompile()
+
+
+def _inner_graphs(model: GraphModule) -> list[str]:
+    """Return the paths of graphs within nested graphs, the deepest first."""
+    graphs = [name for name, inner in model.named_modules() if isinstance(inner, GraphModule)]
+    return [name for name in reversed(graphs) if "." in name]
+
+
 class Nothing(Quantizer):
     """Quantizes nothing."""
+
+    def transform_for_annotation(self, model: GraphModule) -> GraphModule:
+        """Return the graph as it is."""
+        convert_nested(model)
+        return model
 
     def annotate(self, model: GraphModule) -> GraphModule:
         """Return the graph as it is."""
@@ -203,10 +262,7 @@ def _close(branch: GraphModule, values: Sequence[torch.Tensor | None]) -> None:
 
 
 def open_graphs(model: GraphModule) -> None:
-    """Pass the constants of converted nested graphs in as operands: exported anew, attributes of their own are lost.
-
-    A second call finds none.
-    """
+    """Pass the constants of converted nested graphs in as operands: exported anew, attributes of their own are lost."""
     for call in _calls(model, _GRAPHS):
         operands, graphs = call.args[-1], _graphs(model, call)
         if not graphs or not isinstance(operands, (tuple, list)):
@@ -246,15 +302,14 @@ def _placeholder(body: GraphModule, operand: Node) -> Node:
     return place
 
 
-def convert_branches(model: GraphModule) -> None:
-    """Convert the branches that `prepare_branches` prepared, and open nested graphs (a second call finds none)."""
+def _convert_branches(model: GraphModule) -> None:
+    """Convert the branches that `prepare_branches` prepared."""
     for call in _calls(model, [_COND]):
         for name, branch in _graphs(model, call):
             if branch.meta.pop(_PREPARED, False):
                 converted = convert_pt2e(branch)
                 converted.meta.pop(_PREPARED, None)
                 setattr(model, name, converted)
-    open_graphs(model)
 
 
 def inner_ops(model: GraphModule) -> str:

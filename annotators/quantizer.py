@@ -27,7 +27,17 @@ from .kept import keep
 from .masks import masked_values
 from .memory import written_memory
 from .neighbours import annotation_of, reconcile
-from .nested import has_while_loop, inner_ops, is_body, keep_bodies_float, loops, own_bodies, prepare_branches
+from .nested import (
+    conds,
+    convert_nested,
+    has_while_loop,
+    inner_ops,
+    is_body,
+    keep_bodies_float,
+    loops,
+    own_bodies,
+    prepare_branches,
+)
 from .roles import Role, Roles, assign_roles
 from .scope import Rule, Scope, filter_rule, name_rule, operator_rule, type_rule
 from .settle import settle
@@ -59,6 +69,12 @@ _FOREIGN = "another quantizer had annotated it"
 _LOOP = (
     "runs its body in float: a table of ranges says nothing of what happens inside, and torchao enters no loop in "
     "training; calibrate with prepare_pt2e to have it quantized"
+)
+
+
+_COND = (
+    "runs its branches in float: a table of ranges says nothing of what happens inside; calibrate with prepare_pt2e to "
+    "have them quantized"
 )
 
 
@@ -185,6 +201,7 @@ class BackendQuantizer(Quantizer):
         transform(model, Scope(self.config, self._rules).config_of)
         for rest in self._rests():
             model = rest.transform_for_annotation(model)
+        convert_nested(model)
         model.meta = meta  # that of a new module would be lost: torchao hands on the meta of the given one alone
         self._gone = before and before - {node.name for node in model.graph.nodes}
         return model
@@ -247,16 +264,18 @@ class BackendQuantizer(Quantizer):
             weights=frozenset(draft.weights),
             biases=frozenset(draft.biases),
         )
-        if draft.places:
+        if self.ranges is None:
             self.record.branches = prepare_branches(model, self._again)
         computed = [write for write, shared in writes.items() if all(each.op == "call_function" for each in shared)]
         self._note([f"{where(write)} {_IN_PLACE}" for write in computed])
         narrow = [n for n in spectra if (c := roles.configs.get(n)) and c.ops.spectra is Spectra.KEEP]
         self._note([f"{where(node)} {_SPECTRUM}" for node in narrow[:1]])
-        if self.ranges is not None or self._is_qat():
-            self._note([f"{where(loop)} {_LOOP}" for loop in loops(model)])
+        left = loops(model) if self.ranges is not None or self._is_qat() else []
+        self._note([f"{where(loop)} {_LOOP}" for loop in left])
+        self._note([f"{where(cond)} {_COND}" for cond in conds(model) if self.ranges is not None])
         self._note(scope.unmatched(model) if not inner else [])
-        if not any(annotation_of(node) for node in model.graph.nodes):
+        within = self.record.branches or len(loops(model)) > len(left)  # they say so themselves if nothing is there
+        if not within and not any(annotation_of(node) for node in model.graph.nodes):
             self._note([f"no operator was annotated: nothing will be quantized{inner_ops(model)}"])
         keep(model, self)
         if _FOREIGN in ours_never.values():

@@ -19,6 +19,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 import torch
+from torch.fx import GraphModule
 
 from ..observers.fields import require
 from .graph import EXPORTED_AS, canonical_name, clean_path, module_stack
@@ -27,7 +28,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
     from torch.fx import Node
-    from torch.fx.graph_module import GraphModule
 
     from ..configs.base import BackendConfig
 
@@ -172,7 +172,8 @@ class Scope:
 
     def unmatched(self, model: GraphModule) -> list[str]:
         """Return a message for each rule that named no node, with the nearest names there are."""
-        nodes = [node for node in model.graph.nodes if node.op == "call_function"]
+        graphs = [each.graph for each in model.modules() if isinstance(each, GraphModule)]
+        nodes = [node for graph in graphs for node in graph.nodes if node.op == "call_function"]
         rules = [rule for index, rule in enumerate(self.rules) if index not in self.matched]
         rules = [rule for rule in rules if all(rule.depth(node) is None for node in nodes)]  # not another quantizer's
         known: dict[str, set[str]] = {"module name": set(), "module type": set(), "operator type": set()}
@@ -185,5 +186,7 @@ class Scope:
         for rule in rules:
             near = difflib.get_close_matches(rule.subject, sorted(known.get(rule.kind, ())), n=3, cutoff=0.3)
             hint = f"; nearest: {', '.join(near)}" if near else ""
+            if rule.kind in {"module name", "module type"} and len(graphs) > 1:
+                hint += " (ops in the graphs of cond, scan and while_loop carry no module path)"
             messages.append(f"{rule.kind} {rule.subject!r} matched no node{hint}")
         return messages

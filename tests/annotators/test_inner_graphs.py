@@ -1,0 +1,175 @@
+"""Nested graphs within nested graphs, and nested graphs in an outer one that has nothing to quantize itself."""
+
+from __future__ import annotations
+
+import re
+import warnings
+from collections.abc import Callable
+from typing import cast
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch._higher_order_ops import while_loop
+from torch._higher_order_ops.scan import scan
+from torch.fx import GraphModule
+from torchao.quantization.pt2e.quantize_pt2e import convert_pt2e, prepare_pt2e, prepare_qat_pt2e
+
+from quantmark import BackendQuantizer, configs, observe_ranges, sqnr_db
+from quantmark.annotators.quantizer import AnnotationWarning
+
+
+class Layers(nn.Module):
+    """Two layers, one for each way through a cond."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b = nn.Linear(4, 4), nn.Linear(4, 4)
+
+    def choose(self, x: Tensor) -> Tensor:
+        """Go one way or the other."""
+        found = torch.cond(x[0, 0] > 0, lambda t: F.relu(self.a(t)), self.b, (x,))
+        return cast("Tensor", found)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Do nothing but choose."""
+        return self.choose(x)
+
+
+class CondInCond(Layers):
+    """A choice on one way of a choice."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return cast("Tensor", torch.cond(x[1, 1] > 0, self.choose, self.b, (x,)))
+
+
+class CondInWhile(Layers):
+    """A choice in each of three rounds, by their number: rounding can't turn it."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        def step(count: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
+            return count + 1, torch.cond(count < 1, lambda t: F.relu(self.a(t)), self.b, (x,))
+
+        return cast("Tensor", while_loop(lambda count, _: count < 3, step, (torch.tensor(0), x))[1])
+
+
+class WhileInWhile(Layers):
+    """Two rounds in each of three."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        def inner(count: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
+            return count + 1, F.relu(self.a(x))
+
+        def step(count: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
+            return count + 1, while_loop(lambda count, _: count < 2, inner, (torch.tensor(0), x))[1]
+
+        return cast("Tensor", while_loop(lambda count, _: count < 3, step, (torch.tensor(0), x))[1])
+
+
+class ScanInCond(Layers):
+    """A recurrent net on one way of a choice."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        def step(state: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
+            state = F.relu(self.a(x + state))
+            return state, state.clone()
+
+        def recur(x: Tensor) -> Tensor:
+            return cast("Tensor", scan(step, torch.zeros(4), x)[1])
+
+        return cast("Tensor", torch.cond(x[1, 1] > 0, recur, self.b, (x,)))
+
+
+LINEAR_GRAPHS: dict[type[nn.Module], int] = {Layers: 2, CondInCond: 3, CondInWhile: 2, WhileInWhile: 1, ScanInCond: 2}
+"""How many of the innermost graphs hold a layer."""
+
+
+def batches() -> list[Tensor]:
+    """Return batches that go every way: the signs of two elements take turns."""
+    found = [torch.randn(3, 4) for _ in range(8)]
+    for index, x in enumerate(found):
+        x[0, 0] = abs(x[0, 0]) * (-1) ** index
+        x[1, 1] = abs(x[1, 1]) * (-1) ** (index // 2)
+    return found
+
+
+def innermost(model: nn.Module) -> list[GraphModule]:
+    """Return the nested graphs that hold no other, whether registered or not."""
+    graphs = [each for each in vars(model).values() if isinstance(each, GraphModule)]
+    graphs += [each for each in model.children() if isinstance(each, GraphModule)]
+    return [each for graph in graphs for each in (innermost(graph) or [graph])]
+
+
+def quantizes(graph: GraphModule) -> int:
+    return sum("quantize_per_tensor" in str(node.target) for node in graph.graph.nodes)
+
+
+@pytest.mark.parametrize("backend", ["xnnpack", "cadence", "arm_tosa"])
+@pytest.mark.parametrize("make", LINEAR_GRAPHS, ids=lambda make: make.__name__)
+def test_inner_graphs_are_quantized_and_survive_conversion(make: Callable[[], nn.Module], backend: str) -> None:
+    torch.manual_seed(0)
+    model, data = make().eval(), batches()
+    program = torch.export.export(model, (data[0],))
+    wanted = [model(x) for x in data]
+    prepared = prepare_pt2e(program.module(), BackendQuantizer(getattr(configs, backend)()))
+    for x in data:
+        prepared(x)
+    converted = convert_pt2e(prepared)
+    linears = [each for each in innermost(converted) if any("linear" in str(n.target) for n in each.graph.nodes)]
+    assert len(linears) == LINEAR_GRAPHS[type(model)]
+    assert all(quantizes(each) > 0 for each in linears)
+    assert min(sqnr_db(y, converted(x)) for x, y in zip(data, wanted, strict=True)) > 25
+    again = torch.export.export(converted, (data[0],)).module()
+    assert all(torch.equal(again(x), converted(x)) for x in data)
+    assert all(torch.equal(program.module()(x), y) for x, y in zip(data, wanted, strict=True))
+
+
+@pytest.mark.parametrize("make", LINEAR_GRAPHS, ids=lambda make: make.__name__)
+def test_in_training_inner_graphs_survive_conversion(make: Callable[[], nn.Module]) -> None:
+    torch.manual_seed(0)
+    model, data = make().eval(), batches()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", AnnotationWarning)  # loops stay float, as test_loops.py has it
+        program = torch.export.export(model, (data[0],)).module()
+        prepared = prepare_qat_pt2e(program, BackendQuantizer(configs.xnnpack(is_qat=True)))
+    for x in data:
+        prepared(x)
+    converted = convert_pt2e(prepared)
+    assert min(sqnr_db(model(x), converted(x)) for x in data) > 25
+
+
+def test_with_ranges_given_beforehand_branches_stay_float_and_say_so() -> None:
+    torch.manual_seed(0)
+    model, data = nn.Sequential(Layers(), nn.Linear(4, 4)).eval(), batches()
+    program = torch.export.export(model, (data[0],))
+    table = observe_ranges(program, [(x,) for x in data])
+    with pytest.warns(AnnotationWarning, match="runs its branches in float"):
+        converted = convert_pt2e(prepare_pt2e(program.module(), BackendQuantizer(configs.xnnpack(), ranges=table)))
+    assert quantizes(converted) > 0
+    assert [quantizes(each) for each in innermost(converted)] == [0, 0]
+    assert min(sqnr_db(model(x), converted(x)) for x in data) > 30
+
+
+def test_a_rule_that_matches_inside_alone_matches() -> None:
+    program = torch.export.export(Layers().eval(), (batches()[0],))
+    quantizer = BackendQuantizer(configs.xnnpack()).set_operator_type("linear", None)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        prepare_pt2e(program.module(), quantizer)
+    assert not [each for each in caught if "matched no node" in str(each.message)]
+
+
+def test_a_rule_by_module_says_that_it_reaches_no_nested_graph() -> None:
+    program = torch.export.export(Layers().eval(), (batches()[0],))
+    quantizer = BackendQuantizer(configs.xnnpack()).set_module_name("a", None)
+    said = "module name 'a' matched no node (ops in the graphs of cond, scan and while_loop carry no module path)"
+    with pytest.warns(AnnotationWarning, match=re.escape(said)):
+        prepare_pt2e(program.module(), quantizer)
+
+
+def test_an_outer_graph_with_nothing_to_quantize_says_nothing() -> None:
+    program = torch.export.export(Layers().eval(), (batches()[0],))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", AnnotationWarning)
+        prepare_pt2e(program.module(), BackendQuantizer(configs.xnnpack()))
