@@ -41,6 +41,8 @@ class _Region:
     names: set[str] = field(default_factory=set)
     read: int = 0
     blocked: bool = False
+    moved: set[Node] = field(default_factory=set)
+    fans_out: bool = False
 
 
 def relate_hoists(draft: Draft, roles: Roles) -> None:
@@ -70,14 +72,17 @@ def _regions(draft: Draft, through: frozenset[str]) -> list[_Region]:
             continue
         source = _looked_through(value, through)
         if source not in region_of or _is_quantized(draft, value):
-            region_of[value] = _Region(value)
+            region_of[value] = _Region(value, fans_out=len(value.users) > 1)
             continue
         region = region_of[value] = region_of[source]
+        region.fans_out |= len(value.users) > 1 or source in region.moved
+        region.moved.add(source)
         if op_name(value) not in _CASTS:
             region.names.add(_mover(value))
             region.read += numel(value)
     for value, region in region_of.items():
-        _meet(draft, value, region, through)
+        if region.fans_out:  # or there is one reader at most
+            _meet(draft, value, region, through)
     regions = {id(region): region for region in region_of.values()}
     return list(regions.values())
 
