@@ -92,6 +92,8 @@ def observe_ranges(
 def fill_ranges(prepared: GraphModule, table: RangeTable) -> int:
     """Fill the observers of a prepared model from a table, instead of calibrating it; return how many were filled.
 
+    A table says nothing of what happens in the graphs of cond, scan and while_loop: observers there need batches.
+
     Raises:
         InputError: if the model is no graph module, or the table none.
         MissingRangeError: if the table lacks a tensor that an observer watches.
@@ -100,7 +102,9 @@ def fill_ranges(prepared: GraphModule, table: RangeTable) -> int:
     require(isinstance(table, RangeTable), "fill_ranges takes a RangeTable (see observe_ranges)", table)
     constants = {n.name: c for n in prepared.graph.nodes if (c := constant_tensor(prepared, n)) is not None}
     kinds = (PerChannelRangeObserver, PerChannelBiasObserver)
-    observers = [m for m in prepared.modules() if isinstance(m, RangeObserver) and not isinstance(m, kinds)]
+    outer = [child for child in prepared.children() if not isinstance(child, GraphModule)]
+    modules = (module for child in outer for module in child.modules())  # a fake-quantize holds its observer
+    observers = [m for m in modules if isinstance(m, RangeObserver) and not isinstance(m, kinds)]
     # A constant was shown to its observer when that was made.
     observers = [observer for observer in observers if not set(observer.cell.values) <= set(constants)]
     names = dict.fromkeys(v for observer in observers for v in observer.cell.values if v not in constants)

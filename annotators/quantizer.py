@@ -73,8 +73,8 @@ _LOOP = (
 
 
 _COND = (
-    "runs its branches in float: a table of ranges says nothing of what happens inside; calibrate with prepare_pt2e to "
-    "have them quantized"
+    "runs its branches in float: a table of ranges says nothing of what happens inside, and torch can't train through "
+    "observers there; calibrate with prepare_pt2e to have them quantized"
 )
 
 
@@ -264,15 +264,16 @@ class BackendQuantizer(Quantizer):
             weights=frozenset(draft.weights),
             biases=frozenset(draft.biases),
         )
-        if self.ranges is None:
+        outer_only = self.ranges is not None or self._is_qat()
+        if not outer_only:
             self.record.branches = prepare_branches(model, self._again)
         computed = [write for write, shared in writes.items() if all(each.op == "call_function" for each in shared)]
         self._note([f"{where(write)} {_IN_PLACE}" for write in computed])
         narrow = [n for n in spectra if (c := roles.configs.get(n)) and c.ops.spectra is Spectra.KEEP]
         self._note([f"{where(node)} {_SPECTRUM}" for node in narrow[:1]])
-        left = loops(model) if self.ranges is not None or self._is_qat() else []
+        left = loops(model) if outer_only else []
         self._note([f"{where(loop)} {_LOOP}" for loop in left])
-        self._note([f"{where(cond)} {_COND}" for cond in conds(model) if self.ranges is not None])
+        self._note([f"{where(cond)} {_COND}" for cond in conds(model) if outer_only])
         self._note(scope.unmatched(model) if not inner else [])
         within = self.record.branches or len(loops(model)) > len(left)  # they say so themselves if nothing is there
         if not within and not any(annotation_of(node) for node in model.graph.nodes):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import re
 import warnings
 from collections.abc import Callable
@@ -13,10 +14,11 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch._higher_order_ops import while_loop
 from torch._higher_order_ops.scan import scan
-from torch.fx import GraphModule
+from torch.fx import GraphModule, Node
+from torchao.quantization.pt2e import move_exported_model_to_eval, move_exported_model_to_train
 from torchao.quantization.pt2e.quantize_pt2e import convert_pt2e, prepare_pt2e, prepare_qat_pt2e
 
-from quantmark import BackendQuantizer, configs, observe_ranges, sqnr_db
+from quantmark import BackendQuantizer, UncalibratedError, configs, fill_ranges, observe_ranges, sqnr_db
 from quantmark.annotators.quantizer import AnnotationWarning
 
 
@@ -101,8 +103,12 @@ def innermost(model: nn.Module) -> list[GraphModule]:
     return [each for graph in graphs for each in (innermost(graph) or [graph])]
 
 
+def quantize_nodes(graph: GraphModule) -> list[Node]:
+    return [n for n in graph.graph.nodes if str(n.target).startswith("quantized_decomposed.quantize_per_tensor")]
+
+
 def quantizes(graph: GraphModule) -> int:
-    return sum("quantize_per_tensor" in str(node.target) for node in graph.graph.nodes)
+    return len(quantize_nodes(graph))
 
 
 @pytest.mark.parametrize("backend", ["xnnpack", "cadence", "arm_tosa"])
@@ -130,13 +136,53 @@ def test_in_training_inner_graphs_survive_conversion(make: Callable[[], nn.Modul
     torch.manual_seed(0)
     model, data = make().eval(), batches()
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", AnnotationWarning)  # loops stay float, as test_loops.py has it
+        warnings.simplefilter("ignore", AnnotationWarning)  # they stay float
         program = torch.export.export(model, (data[0],)).module()
         prepared = prepare_qat_pt2e(program, BackendQuantizer(configs.xnnpack(is_qat=True)))
     for x in data:
         prepared(x)
     converted = convert_pt2e(prepared)
     assert min(sqnr_db(model(x), converted(x)) for x in data) > 25
+
+
+def test_branches_are_trained_in_float_and_say_so() -> None:
+    class Between(Layers):
+        def forward(self, x: Tensor) -> Tensor:
+            way = torch.cond(x[0, 0] > 0, lambda t: F.relu(self.a(t)), self.b, (self.a(x),))
+            return cast("Tensor", self.b(way))
+
+    torch.manual_seed(0)
+    model, data = Between().train(), batches()
+    program = torch.export.export(model, (data[0],)).module()
+    with pytest.warns(AnnotationWarning, match="runs its branches in float"):
+        prepared = prepare_qat_pt2e(program, BackendQuantizer(configs.xnnpack(is_qat=True)))
+    move_exported_model_to_train(prepared)
+    for x in data:
+        prepared(x).square().mean().backward()
+    assert all(weight.grad is not None and weight.grad.any() for weight in prepared.parameters())
+    move_exported_model_to_eval(prepared)
+    converted = convert_pt2e(prepared)
+    assert quantizes(converted) > 0
+    assert min(sqnr_db(model(x), converted(x)) for x in data) > 25
+
+
+def test_a_table_fills_no_observer_in_a_branch_with_the_range_of_a_namesake() -> None:
+    class Namesakes(Layers):
+        def forward(self, x: Tensor) -> Tensor:
+            return F.relu(self.a(100 * x)) + self.choose(x)
+
+    torch.manual_seed(0)
+    model, data = Namesakes().eval(), batches()
+    program = torch.export.export(model, (data[0],))
+    prepared = prepare_pt2e(program.module(), BackendQuantizer(configs.xnnpack()))
+    fill_ranges(prepared, observe_ranges(program, [(x,) for x in data]))
+    with pytest.raises(UncalibratedError, match="Observers without data"):
+        convert_pt2e(copy.deepcopy(prepared))
+    for x in data:
+        prepared(x)
+    inner = innermost(convert_pt2e(prepared))
+    scales = [cast("float", node.args[1]) for graph in inner for node in quantize_nodes(graph)]
+    assert max(scales) < 0.1  # the outer relu has 0.8
 
 
 def test_with_ranges_given_beforehand_branches_stay_float_and_say_so() -> None:
