@@ -377,7 +377,14 @@ class Resolver:
         """Return the cluster of a join and an operand whose activations become ops of their own; None if none is."""
         if JoinOutcome.UNFOLD not in join.rules.outcomes:
             return None
-        return united([self._without_contracts(self.clusters[cell]) for cell in (join.output, operand)])
+        one = united([self._without_contracts(self.clusters[cell]) for cell in (join.output, operand)])
+        return one if one is not None and self._leaves_a_step(one) else None
+
+    def _leaves_a_step(self, cluster: Cluster) -> bool:
+        """Tell whether each activation can write more than one code: below that it would be the op that loses all."""
+        qparams = cluster.qparams
+        left = (qparams.representable.clamp(self.plan.cells[name].contract) for name in cluster.members)
+        return all(each.max - each.min >= qparams.scale for each in left)
 
     def _without_contracts(self, cluster: Cluster) -> Cluster:
         """Return a cluster without the contracts that its members may drop."""

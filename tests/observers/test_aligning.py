@@ -115,6 +115,15 @@ def test_an_activation_that_only_the_join_reads_always_shares() -> None:
     assert act != cat
 
 
+@pytest.mark.parametrize(("end", "outcome"), [(700.0, JoinOutcome.UNFOLD), (900.0, JoinOutcome.REQUANTIZE)])
+def test_an_activation_that_would_be_left_less_than_a_step_stays_folded(end: float, outcome: JoinOutcome) -> None:
+    ranges = {"act": Range(0.0, 6.0), "signed": Range(-end, end), "cat": Range(-end, end)}  # 6 is 1.1 or 0.85 steps
+    found = resolve(plan(RELU6, unfold=True, exclusive=True), ranges)
+    act, _ = pair(found)
+    assert found.decisions[0].outcome is outcome
+    assert act.honours(RELU6) is (outcome is JoinOutcome.REQUANTIZE)
+
+
 def test_what_may_not_be_an_op_of_its_own_keeps_its_contract() -> None:
     one = plan(unfold=True, exclusive=True)
     kept = replace(one, cells={name: cell._replace(may_unfold=False) for name, cell in one.cells.items()})
