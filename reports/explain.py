@@ -14,7 +14,7 @@ from ..annotators.roles import Role
 from ..observers.errors import InputError
 from ..observers.observer import PerChannelBiasObserver, PerChannelRangeObserver
 from ..observers.qparams import choose_qparams
-from ..observers.ranges import union
+from ..observers.ranges import UNBOUNDED, union
 from .explanation import Edge, Explanation, FusedBlock, Group, Numbers, Op, Status
 
 if TYPE_CHECKING:
@@ -37,6 +37,7 @@ _STATUS = {
     Role.JOIN: Status.JOINED,
     Role.FLOAT: Status.FLOAT,
 }
+_UNFOLDED = "its activation is an op of its own, to share with the join behind it"
 
 
 def explain(subject: BackendQuantizer | GraphModule, measured: Measurement | None = None) -> Explanation:
@@ -266,8 +267,9 @@ class _Reader:
         if op.role in {Role.MOVE, Role.SELECT, Role.TUPLE} and not (edges or op.output):
             found.append(f"data movement is not annotated for {op.config}")
         if op.role is Role.BLOCK and op.node in self.record.blocks:
-            unfused = self.record.blocks[op.node].unfused
-            found += [f"the activation behind it is not fused: {unfused}"] if unfused else []
+            block = self.record.blocks[op.node]
+            found += [f"the activation behind it is not fused: {block.unfused}"] if block.unfused else []
+            found += [_UNFOLDED] if self._is_unfolded(op.node, block) else []
         if op.role is Role.INSIDE:
             found.append(f"in the block of {op.block}")
         if op.output and self._is_float(op.output):
@@ -283,16 +285,24 @@ class _Reader:
         cell = self.output_of.get(name, "")
         assigned = self.assignments.get(cell)
         qparams = assigned.qparams if assigned else None
+        unfolded = self._is_unfolded(name, block)
+        bounds = UNBOUNDED if unfolded else block.bounds
         return FusedBlock(
             output=name,
             module=module_path(block.head),
             members=tuple((node.name, op_name(node)) for node in block.members),
-            lower=block.bounds.lower,
-            upper=block.bounds.upper,
+            lower=bounds.lower,
+            upper=bounds.upper,
             group=self._group(cell),
-            holds=qparams.honours(block.bounds) if qparams else None,
-            unfused=block.unfused,
+            holds=qparams.honours(bounds) if qparams else None,
+            unfused=block.unfused or (_UNFOLDED if unfolded else ""),
         )
+
+    def _is_unfolded(self, name: str, block: Block) -> bool:
+        """Tell whether a block's activation became an op of its own, so that it can share with a join."""
+        cell = self.plan.cells.get(self.output_of.get(name, ""))
+        assigned = self.assignments.get(cell.name) if cell is not None and cell.may_unfold else None
+        return assigned is not None and assigned.qparams is not None and not assigned.qparams.honours(block.bounds)
 
 
 def numbers_of(qparams: QParams) -> Numbers:

@@ -21,7 +21,7 @@ from torchao.quantization.pt2e.quantizer import ComposableQuantizer
 from quantmark import measure_sqnr
 from quantmark.annotators.measure import observe_ranges
 from quantmark.annotators.quantizer import BackendQuantizer
-from quantmark.configs import cadence
+from quantmark.configs import cadence, ethos_u85
 from quantmark.observers.errors import InputError
 from quantmark.reports import Explanation, explain
 from quantmark.reports.words import counted
@@ -78,6 +78,27 @@ def test_blocks_say_their_contract_and_whether_it_holds() -> None:
     numbers = found.groups[fused.group].numbers
     assert numbers is not None
     assert (numbers.zero_point, numbers.quant_min) == (-128, -128)
+
+
+@pytest.mark.parametrize("first", [False, True])
+def test_an_activation_that_shares_with_a_join_is_not_called_fused(*, first: bool) -> None:
+    class Meets(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.a, self.b = nn.Linear(4, 4), nn.Linear(4, 4)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return torch.cat([torch.relu(self.a(x)), self.b(x)], 1)
+
+    torch.manual_seed(0)
+    model, inputs = Meets().eval(), (torch.randn(8, 4),)
+    table = observe_ranges(export(model, inputs), [inputs], estimator="minmax") if first else None
+    found = explained(model, inputs, BackendQuantizer(ethos_u85(estimator="minmax"), table))
+    block = found.blocks[0]
+    assert (block.title, block.contract) == ("linear + relu", "")
+    assert block.unfused == "its activation is an op of its own, to share with the join behind it"
+    assert found.op("relu").why == (block.unfused,)
+    assert found.counts()["activations fused"] == 0
 
 
 def test_groups_hold_qparams_ranges_and_channels() -> None:
