@@ -148,8 +148,12 @@ def test_whole_models_are_about_as_good_as_with_arms_own_quantizer(name: str) ->
     for quantizer in (BackendQuantizer(configs.arm_tosa()), arms_own()):
         flow = quantize(model, calibration[0], quantizer, batches=calibration, guards=False)
         ran = run_on_reference(flow.converted, test[:2])
-        pairs = zip(test, ran.reference, strict=False)
-        found.append((ran.delegates, statistics.mean(sqnr_db(model(*batch), got[0]) for batch, got in pairs)))
-    (our_delegates, ours), (their_delegates, theirs) = found
+        pairs = list(zip(test, ran.reference, strict=False))
+        converted = statistics.mean(sqnr_db(model(*batch), flow.converted(*batch)) for batch, _ in pairs)
+        on_reference = statistics.mean(sqnr_db(model(*batch), got[0]) for batch, got in pairs)
+        found.append((ran.delegates, len(ran.outside), converted, on_reference))
+    (our_delegates, our_outside, our_converted, ours), (their_delegates, their_outside, _, theirs) = found
     assert our_delegates <= their_delegates
-    assert ours >= theirs - 2.0  # dB; measured, converted: -0.3 (resnet) to +3.8 (shufflenet)
+    assert our_outside <= their_outside
+    assert ours >= our_converted - 1.0
+    assert ours >= theirs - 1.0  # one draw of weights; the README has eight, where the mean is never lower
