@@ -264,24 +264,27 @@ class BackendQuantizer(Quantizer):
             weights=frozenset(draft.weights),
             biases=frozenset(draft.biases),
         )
-        outer_only = self.ranges is not None or self._is_qat()
-        if not outer_only:
-            self.record.branches = prepare_branches(model, self._again)
         computed = [write for write, shared in writes.items() if all(each.op == "call_function" for each in shared)]
         self._note([f"{where(write)} {_IN_PLACE}" for write in computed])
         narrow = [n for n in spectra if (c := roles.configs.get(n)) and c.ops.spectra is Spectra.KEEP]
         self._note([f"{where(node)} {_SPECTRUM}" for node in narrow[:1]])
-        left = loops(model) if outer_only else []
-        self._note([f"{where(loop)} {_LOOP}" for loop in left])
-        self._note([f"{where(cond)} {_COND}" for cond in conds(model) if outer_only])
+        within = self._enter_nested(model)
         self._note(scope.unmatched(model) if not inner else [])
-        within = self.record.branches or len(loops(model)) > len(left)  # they say so themselves if nothing is there
         if not within and not any(annotation_of(node) for node in model.graph.nodes):
             self._note([f"no operator was annotated: nothing will be quantized{inner_ops(model)}"])
         keep(model, self)
         if _FOREIGN in ours_never.values():
             self.validate(model)  # torchao's ComposableQuantizer asks none of its quantizers to
         return model
+
+    def _enter_nested(self, model: GraphModule) -> bool:
+        """Prepare the branches of conds; tell if any nested graph is quantized, which speaks for itself if nothing is."""
+        if self.ranges is not None or self._is_qat():
+            self._note([f"{where(loop)} {_LOOP}" for loop in loops(model)])
+            self._note([f"{where(cond)} {_COND}" for cond in conds(model)])
+            return False
+        self.record.branches = prepare_branches(model, self._again)
+        return bool(self.record.branches or loops(model))
 
     def _write(self, draft: Draft, roles: Roles, plan: Plan) -> None:
         if self.ranges is None:
