@@ -278,7 +278,7 @@ class BackendQuantizer(Quantizer):
         return model
 
     def _enter_nested(self, model: GraphModule) -> bool:
-        """Prepare the branches of conds; tell if any nested graph is quantized, which speaks for itself if nothing is."""
+        """Prepare the branches of conds; tell if nested graphs are quantized (they say so themselves if not)."""
         if self.ranges is not None or self._is_qat():
             self._note([f"{where(loop)} {_LOOP}" for loop in loops(model)])
             self._note([f"{where(cond)} {_COND}" for cond in conds(model)])
