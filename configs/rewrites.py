@@ -14,7 +14,7 @@ from torch.nn import Parameter
 from ..observers.errors import AnnotationError, ConfigError
 
 if TYPE_CHECKING:
-    from collections.abc import Container
+    from collections.abc import Container, Mapping
 
     from torch.fx import Node
     from torch.fx.graph_module import GraphModule
@@ -55,6 +55,7 @@ def rewrite(model: GraphModule, name: RewriteName, wanted: set[Node]) -> GraphMo
         node.meta[_NAME] = node.name
     _own_constants(model)
     names = {node.name: node for node in model.graph.nodes}
+    products = _products(model)
     spec: Any = TosaCompileSpec(TosaSpecification.create_from_string(_PROFILES[name]))
     _keep_leaky_relu(spec)
     try:
@@ -65,8 +66,19 @@ def rewrite(model: GraphModule, name: RewriteName, wanted: set[Node]) -> GraphMo
             f"{type(error).__name__}: {str(error).strip() or 'no message'}. Leave the op that they name in float with "
             "set_module_name or set_operator_type and None, or take dataclasses.replace(config, rewrite=None)"
         ) from error
-    _name_as_before(changed, names)
+    _name_as_before(changed, names, products)
     return changed
+
+
+def _products(model: GraphModule) -> dict[str, str]:
+    """Return, by the name of each convolution or product that a product alone reads, that product's name."""
+    found = {}
+    for node in model.graph.nodes:
+        reader = next(iter(node.users), node)
+        alone = len(node.users) == 1 and str(reader.target).startswith("aten.mul.")
+        if alone and str(node.target).startswith(("aten.conv", "aten.mul.")):
+            found[node.name] = reader.name
+    return found
 
 
 def _own_constants(model: GraphModule) -> None:
@@ -91,15 +103,21 @@ def _own_constants(model: GraphModule) -> None:
             node.replace_input_with(constant, copied)
 
 
-def _name_as_before(model: GraphModule, names: Container[str]) -> None:
+def _name_as_before(model: GraphModule, names: Container[str], products: Mapping[str, str]) -> None:
     """Give each node of a graph that was traced anew the name that its value had, and no other node such a name.
 
-    Of the parts of an op that was taken apart, the last holds the op's value. Ranges and rules are found by name, and
-    tracing numbers ops afresh: "add" would be another one.
+    Of the parts of an op that was taken apart, the last holds the op's value; a convolution that took in the factor of
+    a product holds the product's. Ranges and rules are found by name, and tracing numbers ops afresh: "add" would be
+    another one.
     """
     graph, namespace = model.graph, _Namespace()
     last = {node.meta[_NAME]: node for node in graph.nodes if _NAME in node.meta}
-    old = {node: name for name, node in last.items()}
+    old = {}
+    for name, node in last.items():
+        value = name
+        while value in products and products[value] not in last:
+            value = products[value]
+        old[node] = value
     for node, name in old.items():
         node.name = namespace.create_name(name, node)
     for node in graph.nodes:

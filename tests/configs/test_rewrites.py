@@ -94,6 +94,17 @@ def test_16_bit_with_headroom_is_no_alarm() -> None:
     assert quantize(model, data, configs.arm_tosa(activation="int16"), progress=False).report.findings == ()
 
 
+def test_a_convolution_that_took_in_a_factor_has_the_range_of_the_product() -> None:
+    torch.manual_seed(0)
+    model, data = Scaled().eval(), batches(2, 4, 8, 8)
+    program = torch.export.export(model, (data[0],))
+    one = quantize(program, data, CONFIG, progress=False).model
+    for source in (None, BackendQuantizer(CONFIG)):  # a table made for no quantizer cost 30 dB
+        ranges = observe_ranges(program, data, quantizer=source)
+        other = quantize(program, data, BackendQuantizer(CONFIG, ranges=ranges), progress=False).model
+        assert torch.equal(one(data[0]), other(data[0]))
+
+
 class ScaledTwice(nn.Module):
     """One convolution, called twice and scaled by another factor each time."""
 
