@@ -41,8 +41,6 @@ class _Region:
     names: set[str] = field(default_factory=set)
     read: int = 0
     blocked: bool = False
-    moved: set[Node] = field(default_factory=set)
-    fans_out: bool = False
 
 
 def relate_hoists(draft: Draft, roles: Roles) -> None:
@@ -67,22 +65,20 @@ def relate_hoists(draft: Draft, roles: Roles) -> None:
 def _regions(draft: Draft, through: frozenset[str]) -> list[_Region]:
     """Return the regions of all float values, going through the graph once."""
     region_of: dict[Node, _Region] = {}
-    for value in draft.model.graph.nodes:
-        if not (_moves(value, through) or _may_fan_out(value, through)) or not is_float_tensor(value):
-            continue
+    above = _above_forks(draft, through)
+    for value in draft.model.graph.nodes if above else ():
         source = _looked_through(value, through)
+        if not (value in above or source in region_of) or not is_float_tensor(value):
+            continue
         if source not in region_of or _is_quantized(draft, value):
-            region_of[value] = _Region(value, fans_out=len(value.users) > 1)
+            region_of[value] = _Region(value)
             continue
         region = region_of[value] = region_of[source]
-        region.fans_out |= len(value.users) > 1 or source in region.moved
-        region.moved.add(source)
         if op_name(value) not in _CASTS:
             region.names.add(_mover(value))
             region.read += numel(value)
     for value, region in region_of.items():
-        if region.fans_out:  # or there is one reader at most
-            _meet(draft, value, region, through)
+        _meet(draft, value, region, through)
     regions = {id(region): region for region in region_of.values()}
     return list(regions.values())
 
@@ -92,9 +88,15 @@ def _moves(value: Node, through: frozenset[str]) -> bool:
     return value.op == "call_function" and ((name := _mover(value)) in through or name in _CASTS)
 
 
-def _may_fan_out(value: Node, through: frozenset[str]) -> bool:
-    """Tell whether the pass may meet more than one reader below a value."""
-    return len(value.users) > 1 or any(_moves(user, through) for user in value.users)
+def _above_forks(draft: Draft, through: frozenset[str]) -> set[Node]:
+    """Return the values below which the pass may meet more than one reader: those read twice, and what they are of."""
+    found: set[Node] = set()
+    for node in draft.model.graph.nodes:
+        value: Node | None = node if len(node.users) > 1 else None
+        while value is not None and value not in found:
+            found.add(value)
+            value = moved(value) if _moves(value, through) else None
+    return found
 
 
 def _looked_through(value: Node, through: frozenset[str]) -> Node | None:
