@@ -27,7 +27,12 @@ MASKED_OUT: Final = -1e4
 """Scalars from here down are masks; no activation is meant to be scaled by, or filled with, such a number."""
 
 _CARRIERS: Final = (
-    MOVEMENT | NO_OPS | SELECTS | JOINS | {"add", "sub", "where", "masked_fill", "minimum", "getitem", "triu", "tril"}
+    MOVEMENT
+    | NO_OPS
+    | SELECTS
+    | JOINS
+    | {"add", "sub", "mul", "div", "where", "masked_fill", "minimum", "getitem", "triu", "tril"}
+    | {"to", "_to", "type_as"}
 )
 _MAKERS: Final = frozenset(
     {"mul", "add", "sub", "rsub", "masked_fill", "where", "full", "full_like", "new_full", "scalar_tensor"}

@@ -134,6 +134,8 @@ class Attends(nn.Module):
         super().__init__()
         self.how, self.q, self.k, self.v = how, nn.Linear(8, 8), nn.Linear(8, 8), nn.Linear(8, 8)
         self.register_buffer("causal", torch.full((6, 6), float("-inf")).triu(1))
+        self.large: Tensor
+        self.register_buffer("large", torch.full((6, 6), -1e9).triu(1))
 
     def forward(self, x: Tensor, keep: Tensor) -> Tensor:
         scores = self.q(x) @ self.k(x).transpose(1, 2)
@@ -143,6 +145,10 @@ class Attends(nn.Module):
             scores = scores + (1.0 - keep[:, None]) * torch.finfo(torch.float32).min
         elif self.how == "ten thousand":
             scores = scores + (1.0 - keep[:, None]) * -10000.0
+        elif self.how == "scaled":
+            scores = scores + self.large * 1.0
+        elif self.how == "cast":
+            scores = scores + self.large.to(x.dtype)[None]
         elif self.how == "made on the way":
             scores = scores + torch.full((6, 6), float("-inf")).triu(1)
         else:
@@ -150,7 +156,9 @@ class Attends(nn.Module):
         return cast("Tensor", torch.softmax(scores, -1) @ self.v(x))
 
 
-@pytest.mark.parametrize("how", ["masked_fill", "smallest", "ten thousand", "causal buffer", "made on the way"])
+@pytest.mark.parametrize(
+    "how", ["masked_fill", "smallest", "ten thousand", "causal buffer", "made on the way", "scaled", "cast"]
+)
 def test_a_mask_keeps_its_meaning_and_ruins_no_scale(how: str) -> None:
     torch.manual_seed(0)
     model = Attends(how).eval()
