@@ -266,7 +266,7 @@ class BackendQuantizer(Quantizer):
         )
         computed = [write for write, shared in writes.items() if all(each.op == "call_function" for each in shared)]
         self._note([f"{where(write)} {_IN_PLACE}" for write in computed])
-        narrow = [n for n in spectra if (c := roles.configs.get(n)) and c.ops.spectra is Spectra.KEEP]
+        narrow = [n for n in sorted(spectra) if (c := roles.configs.get(n)) and c.ops.spectra is Spectra.KEEP]
         self._note([f"{where(node)} {_SPECTRUM}" for node in narrow[:1]])
         within = self._enter_nested(model)
         self._note(scope.unmatched(model) if not inner else [])
