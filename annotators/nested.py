@@ -250,7 +250,10 @@ def _close(branch: GraphModule, values: Sequence[torch.Tensor | None]) -> None:
             continue
         if place.users:
             name = f"_constant_{place.name}"
-            branch.register_buffer(name, value.detach())
+            if isinstance(value, torch.nn.Parameter):  # as torchao has it that folds a batch norm into it
+                branch.register_parameter(name, torch.nn.Parameter(value.detach(), requires_grad=False))
+            else:
+                branch.register_buffer(name, value.detach())
             with branch.graph.inserting_after(last):
                 twin = branch.graph.get_attr(name)
             twin.meta.update(place.meta)

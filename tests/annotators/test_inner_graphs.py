@@ -18,7 +18,7 @@ from torch.fx import GraphModule, Node
 from torchao.quantization.pt2e import move_exported_model_to_eval, move_exported_model_to_train
 from torchao.quantization.pt2e.quantize_pt2e import convert_pt2e, prepare_pt2e, prepare_qat_pt2e
 
-from quantmark import BackendQuantizer, UncalibratedError, configs, fill_ranges, observe_ranges, sqnr_db
+from quantmark import BackendQuantizer, UncalibratedError, configs, fill_ranges, observe_ranges, quantize, sqnr_db
 from quantmark.annotators.quantizer import AnnotationWarning
 
 
@@ -143,6 +143,27 @@ def test_in_training_inner_graphs_survive_conversion(make: Callable[[], nn.Modul
         prepared(x)
     converted = convert_pt2e(prepared)
     assert min(sqnr_db(model(x), converted(x)) for x in data) > 25
+
+
+def test_a_batch_norm_in_a_branch_is_folded() -> None:
+    class Norms(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.a, self.norm, self.b = nn.Conv1d(3, 3, 1), nn.BatchNorm1d(3), nn.Conv1d(3, 3, 1)
+
+        def forward(self, x: Tensor) -> Tensor:
+            y = x[None]
+            return cast("Tensor", torch.cond(x[0, 0] > 0, lambda t: F.relu(self.norm(self.a(t))), self.b, (y,)))
+
+    torch.manual_seed(0)
+    model, data = Norms(), batches()
+    for x in data:
+        model.norm(x[None])  # statistics of its own
+    program = torch.export.export(model.eval(), (data[0],))
+    converted = quantize(program, data, configs.xnnpack(), progress=False).model
+    assert not any("batch_norm" in str(n.target) for graph in innermost(converted) for n in graph.graph.nodes)
+    assert min(sqnr_db(model(x), converted(x)) for x in data) > 30
+    assert all(torch.equal(program.module()(x), model(x)) for x in data)
 
 
 def test_branches_are_trained_in_float_and_say_so() -> None:
