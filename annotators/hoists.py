@@ -102,10 +102,10 @@ def _above_forks(draft: Draft, through: frozenset[str]) -> set[Node]:
 def _looked_through(value: Node, through: frozenset[str]) -> Node | None:
     """Return the tensor that a value was moved from by an op that the pass looks through, or None."""
     source = moved(value) if _moves(value, through) else None
-    if source is None:
-        return None
+    if source is None or _mover(value) in through:
+        return source
     same = getattr(value_of(source), "dtype", None) == getattr(value_of(value), "dtype", None)
-    return source if _mover(value) in through or (op_name(value) in _CASTS and same) else None
+    return source if op_name(value) in _CASTS and same else None
 
 
 def _mover(value: Node) -> str:

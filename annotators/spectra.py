@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from torch.fx.graph_module import GraphModule
 
 _LOOKS_AT_SMALL: Final = {"log", "log2", "log10", "log1p", "sqrt", "rsqrt", "reciprocal"}
+_ENDS: Final = _LOOKS_AT_SMALL | {"div", "pow"}
 _SUMS: Final = MOVEMENT | NO_OPS | SELECTS | {"add", "sum", "mean", "clamp", "clamp_min", "maximum", "getitem"}
 
 
@@ -40,15 +41,15 @@ def spectrum_values(model: GraphModule) -> set[Node]:
     """Return the products that feed a logarithm, root or reciprocal, the sums on the way, and these readers."""
     found: set[Node] = set()
     for node in model.graph.nodes:
-        if node.op == "call_function" and (source := _small_end(node)) is not None:
+        name = op_name(node)
+        if name in _ENDS and (source := _small_end(node, name)) is not None:
             way = _upstream(source)
             found |= way | {node} if way else way
     return found
 
 
-def _small_end(node: Node) -> Node | None:
+def _small_end(node: Node, name: str) -> Node | None:
     """Return the operand whose small values the op looks at, or None."""
-    name = op_name(node)
     operand: object = None
     if name in _LOOKS_AT_SMALL:
         operand = argument(node, 0)

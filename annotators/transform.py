@@ -96,7 +96,7 @@ class SpelledAs(Nothing):
 
 def spell_norms(model: GraphModule, config_of: Callable[[Node], BackendConfig | None]) -> None:
     """Spell the batch norms that no weighted op takes in; before any backend's passes take them apart."""
-    for node in [each for each in model.graph.nodes if op_name(each) == "batch_norm"]:
+    for node in model.graph.find_nodes(op="call_function", target=_ATEN.batch_norm.default):
         exported_as, config = node.target, config_of(node)
         if config is not None and not is_in_block(node, config) and spell_batch_norm(model, node, config):
             _remember(node, exported_as)
