@@ -18,9 +18,10 @@ those of TOSAQuantizer where both sides were run:
     linear 84 (84)   relu 8 (8)       hardtanh 6 (6)   clamp 34 (34)        sigmoid 17 (17)    softmax 9 (9)
     cat 14 (14)      slice 19 (19)    select 22 (22)   split 10 (10)        unbind 2 (2)       add 23 (28)
     sub 29 (29)      mul 23 (23)      mean_dim 36 (36) max_pool 49 (49)
+    avg_pool2d 48 (48)
 
 All that ran passed, but for five of add, which are the ones with int32 activations. Seven of transpose_conv2d (4-bit
-weights per channel) are such that executorch expects to fail. avg_pool2d and adaptive_avg_pool2d were not run.
+weights per channel) are such that executorch expects to fail. adaptive_avg_pool2d was not run.
 """
 
 from __future__ import annotations

@@ -108,3 +108,44 @@ def test_in_training_a_body_stays_float_and_says_so(name: str) -> None:
         prepared = prepare_qat_pt2e(program.module(), BackendQuantizer(configs.xnnpack(is_qat=True)))
     prepared(x)
     assert sqnr_db(model(x), convert_pt2e(prepared)(x)) > 30
+
+
+class Remembers(nn.Module):
+    """A loop whose body reads a buffer that the model writes to."""
+
+    def __init__(self, *, writes_first: bool) -> None:
+        super().__init__()
+        self.a, self.writes_first = nn.Linear(4, 4), writes_first
+        self.seen: Tensor
+        self.register_buffer("seen", torch.zeros(4))
+
+    def forward(self, x: Tensor) -> Tensor:
+        def goes_on(count: Tensor, x: Tensor) -> Tensor:  # noqa: ARG001
+            return count < 2
+
+        def step(count: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
+            return count + 1, torch.relu(self.a(x)) + seen
+
+        if self.writes_first:
+            self.seen.add_(x.mean(0))
+        seen = self.seen
+        found: Tensor = while_loop(goes_on, step, (torch.tensor(0), x))[1]
+        if not self.writes_first:
+            self.seen.add_(x.mean(0))
+        return found
+
+
+@pytest.mark.parametrize("writes_first", [True, False])
+def test_a_buffer_that_a_body_reads_is_written_on(writes_first: bool) -> None:
+    torch.manual_seed(0)
+    model = Remembers(writes_first=writes_first).eval()
+    x = torch.randn(2, 4)
+    prepared = prepare_pt2e(torch.export.export(model, (x,)).module(), BackendQuantizer(configs.xnnpack()))
+    for _ in range(4):
+        prepared(x)
+    converted = convert_pt2e(prepared)
+    buffer = dict(converted.named_buffers())["seen"].zero_()
+    wanted = Remembers(writes_first=writes_first).eval()  # with a buffer of its own, as `model` has it no longer
+    wanted.load_state_dict(model.state_dict() | {"seen": buffer})
+    for _ in range(4):  # the buffer holds another sum at each call
+        assert sqnr_db(wanted(x), converted(x)) > 30
