@@ -18,7 +18,7 @@ from support.models import WHOLE, whole_model
 from support.tosa import OnReference, run_on_reference
 
 pytestmark = [pytest.mark.arm, pytest.mark.timeout(600)]
-WIDE = "TOSA-1.0+INT+int16"
+NARROW, WIDE = "TOSA-1.0+INT", "TOSA-1.0+INT+int16"
 
 
 class Net(nn.Module):
@@ -132,22 +132,26 @@ def _halves(layers: nn.ModuleList, y: Tensor) -> tuple[Tensor, Tensor]:
     return layers[1](y[:, :4]), layers[2](y[:, 4:])
 
 
-def arms_own() -> Quantizer:
-    from executorch.backends.arm.quantizer.arm_quantizer import TOSAQuantizer, get_symmetric_quantization_config
+def arms_own(activation: str) -> Quantizer:
+    from executorch.backends.arm.quantizer import arm_quantizer as arm
     from executorch.backends.arm.tosa import TosaSpecification
 
-    quantizer = TOSAQuantizer(TosaSpecification.create_from_string("TOSA-1.0+INT"))
-    return quantizer.set_global(get_symmetric_quantization_config())
+    if activation == "int8":
+        spec, config = TosaSpecification.create_from_string(NARROW), arm.get_symmetric_quantization_config()
+    else:
+        spec, config = TosaSpecification.create_from_string(WIDE), arm.get_symmetric_a16w8_quantization_config()
+    return arm.TOSAQuantizer(spec).set_global(config)
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("activation", ["int8", "int16"])
 @pytest.mark.parametrize("name", WHOLE)
-def test_whole_models_are_about_as_good_as_with_arms_own_quantizer(name: str) -> None:
+def test_whole_models_are_about_as_good_as_with_arms_own_quantizer(name: str, activation: str) -> None:
     model, calibration, test = whole_model(name)
     found = []
-    for quantizer in (BackendQuantizer(configs.arm_tosa()), arms_own()):
+    for quantizer in (BackendQuantizer(configs.arm_tosa(activation=activation)), arms_own(activation)):
         flow = quantize(model, calibration[0], quantizer, batches=calibration, guards=False)
-        ran = run_on_reference(flow.converted, test[:2])
+        ran = run_on_reference(flow.converted, test[:2], NARROW if activation == "int8" else WIDE)
         pairs = list(zip(test, ran.reference, strict=False))
         converted = statistics.mean(sqnr_db(model(*batch), flow.converted(*batch)) for batch, _ in pairs)
         on_reference = statistics.mean(sqnr_db(model(*batch), got[0]) for batch, got in pairs)
@@ -155,5 +159,6 @@ def test_whole_models_are_about_as_good_as_with_arms_own_quantizer(name: str) ->
     (our_delegates, our_outside, our_converted, ours), (their_delegates, their_outside, _, theirs) = found
     assert our_delegates <= their_delegates
     assert our_outside <= their_outside
-    assert ours >= our_converted - 1.0
+    # In 16 bit, softmax, gelu and above all rsqrt are TOSA tables of 513 entries, which interpolate.
+    assert ours >= our_converted - (3.0 if (name, activation) == ("encoder", "int16") else 1.0)
     assert ours >= theirs - 1.0  # one draw of weights; the README has eight, where the mean is never lower
