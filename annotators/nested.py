@@ -163,13 +163,9 @@ def _inner_graphs(model: GraphModule) -> list[str]:
 class Nothing(Quantizer):
     """Quantizes nothing."""
 
-    def transform_for_annotation(self, model: GraphModule) -> GraphModule:
-        """Return the graph as it is."""
-        convert_nested(model)
-        return model
-
     def annotate(self, model: GraphModule) -> GraphModule:
-        """Return the graph as it is."""
+        """See to the nested graphs alone."""
+        convert_nested(model)
         return model
 
     def validate(self, model: GraphModule) -> None:

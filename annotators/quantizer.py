@@ -201,7 +201,6 @@ class BackendQuantizer(Quantizer):
         transform(model, Scope(self.config, self._rules).config_of)
         for rest in self._rests():
             model = rest.transform_for_annotation(model)
-        convert_nested(model)
         model.meta = meta  # that of a new module would be lost: torchao hands on the meta of the given one alone
         self._gone = before and before - {node.name for node in model.graph.nodes}
         return model
@@ -220,6 +219,7 @@ class BackendQuantizer(Quantizer):
 
     def annotate(self, model: GraphModule) -> GraphModule:
         """Annotate every node that a config covers and no other quantizer has annotated."""
+        convert_nested(model)  # not while graphs are spelled: a later quantizer's passes may refuse a called module
         if not is_body(model):
             return self._annotate(model)
         outer = self.record

@@ -17,6 +17,7 @@ from torch._higher_order_ops.scan import scan
 from torch.fx import GraphModule, Node
 from torchao.quantization.pt2e import move_exported_model_to_eval, move_exported_model_to_train
 from torchao.quantization.pt2e.quantize_pt2e import convert_pt2e, prepare_pt2e, prepare_qat_pt2e
+from torchao.quantization.pt2e.quantizer.composable_quantizer import ComposableQuantizer
 
 from quantmark import BackendQuantizer, UncalibratedError, configs, fill_ranges, observe_ranges, quantize, sqnr_db
 from quantmark.annotators.quantizer import AnnotationWarning
@@ -240,3 +241,15 @@ def test_an_outer_graph_with_nothing_to_quantize_says_nothing() -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("error", AnnotationWarning)
         prepare_pt2e(program.module(), BackendQuantizer(configs.xnnpack()))
+
+
+@pytest.mark.arm
+def test_a_later_quantizer_may_trace_the_outer_graph_anew() -> None:
+    torch.manual_seed(0)
+    model, data = nn.Sequential(Layers(), nn.Linear(4, 4)).eval(), batches()
+    both = ComposableQuantizer([BackendQuantizer(configs.xnnpack()), BackendQuantizer(configs.arm_tosa())])
+    prepared = prepare_pt2e(torch.export.export(model, (data[0],)).module(), both)
+    for x in data:
+        prepared(x)
+    converted = convert_pt2e(prepared)
+    assert min(sqnr_db(model(x), converted(x)) for x in data) > 25
