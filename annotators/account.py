@@ -17,14 +17,14 @@ from .neighbours import annotation_of
 from .roles import Role, Roles, other_form
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
 
     from torch.fx import Node
 
     from ..configs.base import BackendConfig
     from ..observers.ranges import Range
     from ..observers.resolution import Assignment
-    from .draft import Draft, Place
+    from .draft import Places
     from .scope import Scope
 
 
@@ -80,38 +80,39 @@ class Account:
 
 
 def account_ops(
-    draft: Draft, roles: Roles, places: Mapping[Place, str], scope: Scope, kept: Mapping[Node, str]
+    nodes: Iterable[Node], roles: Roles, places: Places, scope: Scope, kept: Mapping[Node, str]
 ) -> tuple[tuple[OpAccount, ...], tuple[str, ...]]:
     """Return what became of each op of an annotated graph, and what its outputs come from (`Account.outputs`).
 
     Args:
-        draft: the draft, written.
+        nodes: those of the graph, in its order.
         roles: the role of each node.
-        places: the draft's places before anything was settled.
+        places: the draft's, before anything was settled.
         scope: the user's rules.
         kept: nodes that were never ours to quantize, and why.
     """
-    role_of = roles.of
+    role_of, is_float = roles.of, Role.FLOAT
+    outputs, reads = places
     block_of = {member: output.name for output, block in roles.blocks.items() for member in block.members}
     found = []
     above: tuple[str, ...] = ()
     sources: dict[Node, tuple[str, ...]] = {}
-    for node in draft.model.graph.nodes:
+    for node in nodes:
         if node.op == "get_attr":
             sources[node] = ()
             continue
         values, name = node.all_input_nodes, node.name
         above = _above(values, sources)
-        role = role_of.get(node, Role.FLOAT)
-        if node.op != "call_function" or (role is Role.FLOAT and not _is_told(node)):
+        role = role_of.get(node, is_float)
+        if node.op != "call_function" or (role is is_float and not _is_told(node)):
             sources[node] = (name,) if node.op == "placeholder" else above
             continue
         sources[node] = (name,)
         config = scope.config_of(node)
-        edges = [(value.name, cell) for value in values if (cell := places.get((value, node)))]
-        why = _why_float(node, config, scope, kept) if role is Role.FLOAT else ""
+        edges = [(value.name, cell) for value, cell in reads[node].items()] if node in reads else ()
+        why = _why_float(node, config, scope, kept) if role is is_float else ""
         op, module, covers = op_name(node) or str(node.target), module_path(node), config.name if config else ""
-        block, output = block_of.get(node, ""), places.get(node, "")
+        block, output = block_of.get(node, ""), outputs.get(node, "")
         # By position: naming ten fields takes as long as all the rest.
         found.append(OpAccount(name, op, module, role, covers, block, tuple(edges), output, above, why))
     return tuple(found), above  # the last node is the output

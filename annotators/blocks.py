@@ -208,7 +208,7 @@ def annotate_head(
     if not isinstance(source, Node) or not isinstance(weight, Node):
         return
     entry = read(source, head)
-    follows = frozenset({entry, draft.places[block.output]})
+    follows = frozenset({entry, draft.outputs[block.output]})
     per_channel = is_per_channel(head, rule, config)
     cell = f"{weight.name}#{rule.channel_axis if per_channel else 'tensor'}"
     if cell not in draft.cells:
@@ -217,13 +217,13 @@ def annotate_head(
         draft.weights[cell] = _weight(cell, weight, rule.channel_axis if per_channel else None, config)
     elif draft.cells[cell].follows != follows:  # read by several ops: it is quantized whatever becomes of one
         draft.unfollow(cell)
-    draft.put((weight, head), cell)
+    draft.put_edge(weight, head, cell)
     bias = argument(head, rule.bias) if rule.bias is not None else None
     if isinstance(bias, Node) and config.bias.kind is BiasKind.INT32_DERIVED:
         name = f"{bias.name}->{head.name}"
         draft.new_cell(name, bias, config, scheme=INT32, follows=follows | {cell})  # it asks the weight for its scale
         draft.biases[name] = Bias(config, entry, cell, numel(bias) if per_channel else None)
-        draft.put((bias, head), name)
+        draft.put_edge(bias, head, name)
 
 
 def is_per_channel(head: Node, rule: HeadRule, config: BackendConfig) -> bool:

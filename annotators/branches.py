@@ -21,7 +21,7 @@ from ..observers.qparams import INT16_SYMMETRIC
 from ..observers.rules import JoinOutcome, Outcome
 from .blocks import why_not_fused
 from .draft import alike
-from .graph import users, where
+from .graph import matters, users, where
 from .hoists import cost
 from .roles import MOVEMENTS, Role, Roles, moved
 
@@ -98,15 +98,15 @@ class Trees:
 
 def find_trees(roles: Roles) -> Trees:
     """Return the movement trees, going through the nodes with roles once (they are in graph order)."""
-    trees = Trees()
+    trees, select = Trees(), Role.SELECT
     for node, role in roles.of.items():
-        if role not in MOVEMENTS or (source := moved(node)) is None or not users(node):
+        if role not in MOVEMENTS or (source := moved(node)) is None or not any(map(matters, node.users)):
             continue  # an item of a split that nothing reads is no branch
         parent = trees.segment_of.get(source)
         if parent is None:
             parent = trees.by_root.setdefault(source, Tree(source)).top
         segment = parent
-        if role is Role.SELECT:
+        if role is select:
             segment = Segment(parent.tree)
             parent.children.append(segment)
             parent.tree.segments.append(segment)
@@ -142,7 +142,7 @@ def _put_movement(draft: Draft, value: Node, segment: Segment, tree: Tree, roles
     parent = value.args[0]
     reader = value if parent is source else parent  # through a tuple: the edge ends at the split
     if above is not None:
-        draft.put((source, reader), above)  # type: ignore[arg-type]
+        draft.put_edge(source, reader, above)  # type: ignore[arg-type]
     draft.put(value, segment.cell)
 
 
@@ -158,7 +158,7 @@ def read_branch(draft: Draft, segment: Segment, value: Node, reader: Node, confi
     if cell is not None and not alike(draft.base_scheme(cell), scheme):
         cell = draft.float_cell(value, config)
         segment.others.setdefault(cell, []).append(reader)
-        draft.put((value, reader), cell)
+        draft.put_edge(value, reader, cell)
         return cell
     segment.readers.append(reader)
     if segment.in_transit and cell not in draft.foreign:
@@ -168,7 +168,7 @@ def read_branch(draft: Draft, segment: Segment, value: Node, reader: Node, confi
         cell = segment.direct
     elif cell is None:
         cell = segment.cell = draft.float_cell(segment.tree.root, config)
-    draft.put((value, reader), cell)
+    draft.put_edge(value, reader, cell)
     return cell
 
 

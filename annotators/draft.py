@@ -1,13 +1,13 @@
 """The plan while it is drawn up: cells with their places in the graph.
 
-A place is a node (its output) or a pair (producer, reader) (an input edge). Annotators put places in cells; the
-writer turns cells into torchao annotations; `observers.resolution` decides about cells without seeing a graph.
+A place is a node's output or an input edge. Annotators put places in cells; the writer turns cells into torchao
+annotations; `observers.resolution` decides about cells without seeing a graph.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from torch.fx import Node
 
@@ -17,7 +17,7 @@ from .graph import where
 from .neighbours import foreign_spec, matches
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping
 
     from torch.fx.graph_module import GraphModule
 
@@ -25,6 +25,19 @@ if TYPE_CHECKING:
     from ..observers.qparams import QParams, Scheme
 
 Place = Node | tuple[Node, Node]
+"""A node (its output) or a pair (producer, reader) (an input edge), as torchao refers to them."""
+
+
+class Places(NamedTuple):
+    """The places of a graph that are in cells.
+
+    Args:
+        outputs: node -> the cell of its output.
+        reads: reader -> value -> the cell of that edge.
+    """
+
+    outputs: Mapping[Node, str]
+    reads: Mapping[Node, Mapping[Node, str]]
 
 
 def alike(first: Scheme, second: Scheme) -> bool:
@@ -88,12 +101,14 @@ class Draft:
     Args:
         model: the graph module that is being annotated.
         config_of: node -> the config that applies to it, or None to leave it float.
+        outputs, reads: see `Places`.
     """
 
     model: GraphModule
     config_of: Callable[[Node], BackendConfig | None]
     cells: dict[str, Sketch] = field(default_factory=dict)
-    places: dict[Place, str] = field(default_factory=dict)
+    outputs: dict[Node, str] = field(default_factory=dict)
+    reads: dict[Node, dict[Node, str]] = field(default_factory=dict)
     weights: dict[str, Weight] = field(default_factory=dict)
     biases: dict[str, Bias] = field(default_factory=dict)
     foreign: dict[str, Node] = field(default_factory=dict)
@@ -120,11 +135,28 @@ class Draft:
         self.cells[name] = Sketch(name, where(node), config, scheme or base, base, contract, fixed, follows)
         return name
 
-    def put(self, place: Place, cell: str) -> None:
-        """Put a place in a cell; the value that it holds counts as one of the cell's."""
-        self.places[place] = cell
-        value = place if isinstance(place, Node) else place[0]
+    @property
+    def places(self) -> Places:
+        """The places as they are; they are redrawn as a whole, so that what was asked for stays as it was."""
+        return Places(self.outputs, self.reads)
+
+    def put(self, value: Node, cell: str) -> None:
+        """Put a node's output in a cell."""
+        self.outputs[value] = cell
         self.cells[cell].values[value.name] = None
+
+    def put_edge(self, value: Node, reader: Node, cell: str) -> None:
+        """Put an edge in a cell; the value that it carries counts as one of the cell's."""
+        edges = self.reads.get(reader)
+        if edges is None:
+            edges = self.reads[reader] = {}
+        edges[value] = cell
+        self.cells[cell].values[value.name] = None
+
+    def edge(self, value: Node, reader: Node) -> str | None:
+        """Return the cell of an edge, or None where it is float."""
+        edges = self.reads.get(reader)
+        return None if edges is None else edges.get(value)
 
     def holds_values(self, cell: str) -> bool:
         """Tell whether any place was put in the cell."""
@@ -140,7 +172,7 @@ class Draft:
         The output of a node that another quantizer annotated, with integers like ours, is a cell of that quantizer:
         we share in it and decide nothing about it.
         """
-        cell = self.places.get(node)
+        cell = self.outputs.get(node)
         if cell is None and (spec := foreign_spec(node)) is not None:
             config = self.config_near(node)
             if config is not None and matches(spec, config.activation.scheme):
@@ -161,7 +193,7 @@ class Draft:
         cell = self.output_cell(value)
         if cell is None or not alike(self.cells[cell].base, config.activation.scheme):
             cell = self.float_cell(value, config)
-        self.put((value, reader), cell)
+        self.put_edge(value, reader, cell)
         return cell
 
     def float_cell(self, value: Node, config: BackendConfig) -> str:
@@ -196,7 +228,20 @@ class Draft:
         if not names:
             return
         self.cells = {name: cell for name, cell in self.cells.items() if name not in names}
-        self.places = {place: cell for place, cell in self.places.items() if cell not in names}
+        self.redraw(lambda _, cell: None if cell in names else cell)
+
+    def redraw(self, cell_of: Callable[[Place, str], str | None]) -> None:
+        """Put each place in the cell that `cell_of` names for it and its present one, or in none."""
+        outputs = ((node, cell_of(node, cell)) for node, cell in self.outputs.items())
+        self.outputs = {node: cell for node, cell in outputs if cell is not None}
+        redrawn = {
+            reader: {value: cell_of((value, reader), cell) for value, cell in edges.items()}
+            for reader, edges in self.reads.items()
+        }
+        self.reads = {
+            reader: {value: cell for value, cell in edges.items() if cell is not None}
+            for reader, edges in redrawn.items()
+        }
 
     def plan(self) -> Plan:
         """Return what was drawn up, as data."""

@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import operator
-from functools import cache, lru_cache
-from typing import TYPE_CHECKING, Any
+from functools import lru_cache
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 from torch.fx import Node
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
     from torch.fx.graph_module import GraphModule
     from torch.fx.node import Argument
+
+T = TypeVar("T")
 
 
 def op_name(node: Node) -> str:
@@ -34,10 +36,23 @@ def op_name(node: Node) -> str:
 
 
 _NAMES: dict[int, tuple[object, str]] = {}
-"""Names by the operator's identity: it hashes in Python, and is asked for its name a dozen times per node."""
+"""Names by the operator's identity (see `of_operator`): each node is asked for its name a dozen times."""
 
 
-@cache
+def of_operator(ask: Callable[[Any], T]) -> Callable[[object], T]:
+    """Keep what is asked of an operator, by its identity: it hashes in Python, which takes longer than the look-up."""
+    known: dict[int, tuple[object, T]] = {}
+
+    def answer(target: object) -> T:
+        found = known.get(id(target))
+        if found is None:
+            found = known[id(target)] = target, ask(target)
+        return found[1]
+
+    return answer
+
+
+@of_operator
 def canonical_name(target: object) -> str:
     """Return the canonical name of an operator, or "" if it is none of aten's."""
     if target is operator.getitem:
@@ -58,7 +73,7 @@ def is_in_place(node: Node) -> bool:
     return _writes_first(node.target)
 
 
-@cache
+@of_operator
 def _writes_first(target: object) -> bool:
     schema = getattr(target, "_schema", None)
     first = schema.arguments[0].alias_info if schema and schema.arguments else None
@@ -75,7 +90,7 @@ def argument(node: Node, key: int | str) -> Argument:
     return args[index] if index < len(args) else node.kwargs.get(name, default)
 
 
-@cache
+@of_operator
 def _parameters(target: Any) -> dict[int | str, tuple[int, str, Argument]]:
     """Return position, name and default (None where there is none) of an op's parameters, by position and by name."""
     found: dict[int | str, tuple[int, str, Argument]] = {}
@@ -88,11 +103,6 @@ def number(node: Node, key: int | str) -> float | None:
     """Return a scalar operand as a float, or None where it is absent or not a number known now."""
     value = argument(node, key)
     return float(value) if isinstance(value, (int, float)) and not isinstance(value, bool) else None
-
-
-def operands(node: Node) -> list[Node]:
-    """Return the nodes that the node reads, each once, in the order of its arguments."""
-    return list(node.all_input_nodes)
 
 
 def value_of(node: Node) -> object:
@@ -113,6 +123,15 @@ def is_float_tensor(node: Node) -> bool:
         return count != 0
     # Dynamic sizes are never empty here: to compare one with 0 would put a guard on it.
     return all(size for size in value.shape if size.__class__ is int)
+
+
+class FloatTensors(dict[Node, bool]):
+    """Which nodes of a graph `is_float_tensor` holds for, each asked once: several annotators ask."""
+
+    def __missing__(self, node: Node) -> bool:
+        """Ask the node."""
+        found = self[node] = is_float_tensor(node)
+        return found
 
 
 def numel(node: Node) -> int:

@@ -20,10 +20,12 @@ from torch.fx import Node
 from ..configs.ops import HEADS
 from ..observers.plan import Hoist
 from ..observers.rules import HoistRule
-from .graph import argument, is_float_tensor, numel, op_name, users, value_of, where
+from .graph import FloatTensors, argument, numel, op_name, users, value_of, where
 from .roles import Role, Roles, moved
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from .draft import Draft
 
 # Lowering removes them where they change nothing.
@@ -50,7 +52,7 @@ def relate_hoists(draft: Draft, roles: Roles) -> None:
     through = frozenset().union(*(each.hoist_through for each in hoisting))
     if not through:
         return
-    for region in _regions(draft, through):
+    for region in _regions(draft, roles.floats, _Movers(draft.model.graph.nodes, through)):
         if region.blocked or len(region.readers) <= 1:
             continue
         found = draft.cells[next(iter(region.readers))].config.branches
@@ -62,50 +64,56 @@ def relate_hoists(draft: Draft, roles: Roles) -> None:
             draft.hoists.append(Hoist(where=where(region.start), costs=costs, rules=found))
 
 
-def _regions(draft: Draft, through: frozenset[str]) -> list[_Region]:
-    """Return the regions of all float values, going through the graph once."""
+class _Movers:
+    """The ops that the pass looks through: for each, the tensor that it moves.
+
+    Args:
+        nodes: those of a graph, in its order.
+        through: names of ops that it looks through.
+    """
+
+    def __init__(self, nodes: Iterable[Node], through: frozenset[str]) -> None:
+        self.through = through
+        self.source_of: dict[Node, Node] = {}
+        self.above_forks: set[Node] = set()
+        moves = {}  # casts that change the dtype among them
+        for node in nodes:
+            name = op_name(node)
+            name = _mover(node) if name == "getitem" else name
+            if (name in through or name in _CASTS) and (source := moved(node)) is not None:
+                moves[node] = source
+                if name in through or _dtype(node) == _dtype(source):
+                    self.source_of[node] = source
+            above: Node | None = node if len(node.users) > 1 else None
+            while above is not None and above not in self.above_forks:
+                self.above_forks.add(above)
+                above = moves.get(above)
+
+
+def _regions(draft: Draft, floats: FloatTensors, movers: _Movers) -> list[_Region]:
+    """Return the regions of all float values below which more than one op may read, going through the graph once."""
     region_of: dict[Node, _Region] = {}
-    above = _above_forks(draft, through)
-    for value in draft.model.graph.nodes if above else ():
-        source = _looked_through(value, through)
-        if not (value in above or source in region_of) or not is_float_tensor(value):
+    starts, source_of = movers.above_forks, movers.source_of
+    for value in draft.model.graph.nodes if starts else ():
+        source = source_of.get(value)
+        above = region_of.get(source) if source is not None else None
+        if (above is None and value not in starts) or not floats[value]:
             continue
-        if source not in region_of or _is_quantized(draft, value):
+        if above is not None and not _is_quantized(draft, value):
+            region_of[value] = above
+            if op_name(value) not in _CASTS:
+                above.names.add(_mover(value))
+                above.read += numel(value)
+        elif value in starts:
             region_of[value] = _Region(value)
-            continue
-        region = region_of[value] = region_of[source]
-        if op_name(value) not in _CASTS:
-            region.names.add(_mover(value))
-            region.read += numel(value)
     for value, region in region_of.items():
-        _meet(draft, value, region, through)
+        _meet(draft, floats, value, region, movers)
     regions = {id(region): region for region in region_of.values()}
     return list(regions.values())
 
 
-def _moves(value: Node, through: frozenset[str]) -> bool:
-    """Tell whether the pass looks through the op."""
-    return value.op == "call_function" and ((name := _mover(value)) in through or name in _CASTS)
-
-
-def _above_forks(draft: Draft, through: frozenset[str]) -> set[Node]:
-    """Return the values below which the pass may meet more than one reader: those read twice, and what they are of."""
-    found: set[Node] = set()
-    for node in draft.model.graph.nodes:
-        value: Node | None = node if len(node.users) > 1 else None
-        while value is not None and value not in found:
-            found.add(value)
-            value = moved(value) if _moves(value, through) else None
-    return found
-
-
-def _looked_through(value: Node, through: frozenset[str]) -> Node | None:
-    """Return the tensor that a value was moved from by an op that the pass looks through, or None."""
-    source = moved(value) if _moves(value, through) else None
-    if source is None or _mover(value) in through:
-        return source
-    same = getattr(value_of(source), "dtype", None) == getattr(value_of(value), "dtype", None)
-    return source if op_name(value) in _CASTS and same else None
+def _dtype(value: Node) -> object:
+    return getattr(value_of(value), "dtype", None)
 
 
 def _mover(value: Node) -> str:
@@ -117,37 +125,38 @@ def _mover(value: Node) -> str:
 def _is_quantized(draft: Draft, value: Node) -> bool:
     """Tell whether a movement is quantized itself, at its input or output."""
     reader = value.args[0] if value.target is operator.getitem else value
-    return value in draft.places or (moved(value), reader) in draft.places
+    return value in draft.outputs or (isinstance(reader, Node) and moved(value) in draft.reads.get(reader, ()))
 
 
-def _meet(draft: Draft, value: Node, region: _Region, through: frozenset[str]) -> None:
+def _meet(draft: Draft, floats: FloatTensors, value: Node, region: _Region, movers: _Movers) -> None:
     """Note what reads a value: a quantize, with its cell, or what stops the pass."""
     for user in users(value):
-        if op_name(user) in _LIKE and moved(user) is not value:
-            continue
-        cell = draft.places.get((value, user))
-        if cell is None and _is_movement_of(value, user, through):
-            cell = draft.places.get(user)
-            if cell is None:
+        cell = draft.edge(value, user)
+        if cell is None:
+            if op_name(user) in _LIKE and moved(user) is not value:
                 continue
+            if _is_movement_of(value, user, floats, movers):
+                cell = draft.outputs.get(user)
+                if cell is None:
+                    continue
         if cell is not None and cell not in draft.foreign:
             region.readers.setdefault(cell, []).append(user)
         else:
             region.blocked = True
 
 
-def _is_movement_of(value: Node, user: Node, through: frozenset[str]) -> bool:
+def _is_movement_of(value: Node, user: Node, floats: FloatTensors, movers: _Movers) -> bool:
     if isinstance(value_of(user), (tuple, list)):
-        return moved(user) is value and op_name(user) in through
-    return is_float_tensor(user) and _looked_through(user, through) is value
+        return moved(user) is value and op_name(user) in movers.through
+    return floats[user] and movers.source_of.get(user) is value
 
 
 def _cost_below(draft: Draft, reader: Node, roles: Roles) -> int:
     """Return the cost of a reader in float; a join in float makes its own readers float too."""
     if roles.role(reader) is not Role.JOIN:
         return cost(reader)
-    output = draft.places[reader]
-    return numel(reader) + sum(cost(user) for user in users(reader) if draft.places.get((reader, user)) == output)
+    output = draft.outputs[reader]
+    return numel(reader) + sum(cost(user) for user in users(reader) if draft.edge(reader, user) == output)
 
 
 def cost(reader: Node) -> int:

@@ -13,6 +13,7 @@ import difflib
 from typing import TYPE_CHECKING
 
 from ..observers.plan import Join, JoinInput
+from .draft import alike
 from .graph import users, where
 from .roles import MOVEMENTS, Role, Roles
 
@@ -33,9 +34,9 @@ def annotate_join(draft: Draft, node: Node, roles: Roles) -> None:
 
 def read_join(draft: Draft, node: Node, roles: Roles) -> None:
     """Put the input edges of a join in its output's cell."""
-    cell = draft.places[node]
+    cell = draft.outputs[node]
     for value in roles.read_by(node):
-        draft.put((value, node), cell)
+        draft.put_edge(value, node, cell)
 
 
 def relate_wishes(draft: Draft, trees: Trees, links: Sequence[Sequence[str]], unlinked: Sequence[str]) -> list[str]:
@@ -62,19 +63,20 @@ def relate_wishes(draft: Draft, trees: Trees, links: Sequence[Sequence[str]], un
 
 def relate_joins(draft: Draft, trees: Trees, roles: Roles) -> None:
     """Record what may be decided for every join (after all reads, when each cell's readers are known)."""
-    joins = [node for node, role in roles.of.items() if role is Role.JOIN]
+    join = Role.JOIN
+    joins = [node for node, role in roles.of.items() if role is join]
     if not joins:
         return
-    values, edges = _values_by_cell(draft), _edge_readers(draft)
+    values, readers = _places_by_cell(draft)
     outside: dict[str, set[Node]] = {}
     for node in joins:
-        output = draft.places[node]
+        output = draft.outputs[node]
         found: dict[str, bool] = {}
         for value in roles.read_by(node):
             cell = _cell_of(draft, trees, value)
             if cell is None or cell in draft.foreign:
                 continue
-            if cell != output and draft.cells[cell].scheme == draft.cells[output].scheme:
+            if cell != output and alike(draft.cells[cell].scheme, draft.cells[output].scheme):
                 if cell not in outside:
                     outside[cell] = _outside(values[cell], draft, cell)
                 found[cell] = outside[cell] == {node}
@@ -83,7 +85,7 @@ def relate_joins(draft: Draft, trees: Trees, roles: Roles) -> None:
                 where=where(node),
                 output=output,
                 inputs=tuple(JoinInput(cell=cell, exclusive=alone) for cell, alone in found.items()),
-                may_float=all(each is node or roles.role(each) in MOVEMENTS for each in edges[output]),
+                may_float=all(each is node or roles.role(each) in MOVEMENTS for each in readers[output]),
                 rules=roles.configs[node].joins,
             )
         )
@@ -94,23 +96,20 @@ def _cell_of(draft: Draft, trees: Trees, value: Node) -> str | None:
     segment = trees.segment(value)
     if segment is not None and segment.cell in draft.cells and draft.holds_values(segment.cell):
         return segment.cell
-    return draft.places.get(value) or draft.existing_float_cell(value)
+    return draft.outputs.get(value) or draft.existing_float_cell(value)
 
 
-def _values_by_cell(draft: Draft) -> dict[str, set[Node]]:
-    found: dict[str, set[Node]] = {cell: set() for cell in draft.cells}
-    for place, cell in draft.places.items():
-        found[cell].add(place[0] if isinstance(place, tuple) else place)
-    return found
-
-
-def _edge_readers(draft: Draft) -> dict[str, set[Node]]:
-    """Return, for each cell, the nodes that read one of its values through an edge in it."""
-    found: dict[str, set[Node]] = {cell: set() for cell in draft.cells}
-    for place, cell in draft.places.items():
-        if isinstance(place, tuple):
-            found[cell].add(place[1])
-    return found
+def _places_by_cell(draft: Draft) -> tuple[dict[str, set[Node]], dict[str, set[Node]]]:
+    """Return, for each cell, the nodes whose values it holds, and those that read one through an edge in it."""
+    values: dict[str, set[Node]] = {cell: set() for cell in draft.cells}
+    readers: dict[str, set[Node]] = {cell: set() for cell in draft.cells}
+    for value, cell in draft.outputs.items():
+        values[cell].add(value)
+    for reader, edges in draft.reads.items():
+        for value, cell in edges.items():
+            values[cell].add(value)
+            readers[cell].add(reader)
+    return values, readers
 
 
 def _outside(values: set[Node], draft: Draft, cell: str) -> set[Node]:
@@ -119,5 +118,5 @@ def _outside(values: set[Node], draft: Draft, cell: str) -> set[Node]:
         user
         for value in values
         for user in users(value)
-        if draft.places.get(user) != cell and not any(draft.places.get(item) == cell for item in user.users)
+        if draft.outputs.get(user) != cell and not any(draft.outputs.get(item) == cell for item in user.users)
     }

@@ -13,13 +13,12 @@ later reader reads through an alias that stands behind the write. All names of t
 from __future__ import annotations
 
 import operator
-from functools import cache
 from typing import TYPE_CHECKING, Final
 
 import torch
 from torch.fx import Node
 
-from .graph import argument, is_float_tensor, is_in_place, op_name, value_of
+from .graph import argument, is_float_tensor, is_in_place, of_operator, op_name, value_of
 
 if TYPE_CHECKING:
     from torch.fx.graph_module import GraphModule
@@ -132,7 +131,7 @@ def written_memory(model: GraphModule) -> dict[Node, list[Node]]:
     return found
 
 
-@cache
+@of_operator
 def _aliased(target: object) -> tuple[tuple[int, ...], tuple[int, ...]]:
     """Return which arguments of an operator share memory with its result, and which of its arguments it writes to."""
     schema = getattr(target, "_schema", None)

@@ -248,14 +248,15 @@ class BackendQuantizer(Quantizer):
         relate_hoists(draft, roles)
         unknown = relate_wishes(draft, trees, self._links, self._unlinked)
         self.record = Record({n.name: b for n, b in roles.blocks.items()})
-        places, plan = dict(draft.places), draft.plan()
+        places, plan = draft.places, draft.plan()
         inner = self._nested or is_body(model)  # where names of the outer graph name nothing
         self._note(unknown if not inner else [])
         self._write(draft, roles, plan)
-        mark_inside((n, roles.configs[n].marker) for n, role in roles.of.items() if role is not Role.TUPLE)
-        mark_inside((n, None) for n in in_place if n.op == "call_function")
+        tuples = Role.TUPLE
+        mark_inside({n: roles.configs[n].marker for n, role in roles.of.items() if role is not tuples})
+        mark_inside({n: None for n in in_place if n.op == "call_function"})
         self._annotate_rest(model, scope)
-        ops, outputs = account_ops(draft, roles, places, scope, ours_never)
+        ops, outputs = account_ops(model.graph.nodes, roles, places, scope, ours_never)
         self.record.account = replace(
             self.record.account,
             ops=ops,
@@ -361,24 +362,25 @@ def _kept_float(model: GraphModule, in_place: set[Node]) -> dict[Node, str]:
 
 def draw_up(draft: Draft, roles: Roles) -> Trees:
     """Put every place of the graph in a cell: outputs first, then movement, then what ops read."""
+    block, own, join = Role.BLOCK, Role.OWN, Role.JOIN
     for node, role in roles.of.items():
         config = roles.configs[node]
-        if role is Role.BLOCK:
+        if role is block:
             annotate_block_output(draft, roles.blocks[node], config)
-        elif role is Role.OWN:
+        elif role is own:
             annotate_own_output(draft, node, config)
-        elif role is Role.JOIN:
+        elif role is join:
             annotate_join(draft, node, roles)
     trees = find_trees(roles)
     for tree in trees.by_root.values():
         annotate_tree(draft, tree, roles)
     for node, role in roles.of.items():
         config = roles.configs[node]
-        if role is Role.BLOCK:
+        if role is block:
             _read_block(draft, roles.blocks[node], trees, roles)
-        elif role is Role.OWN:
+        elif role is own:
             _read_operands(draft, node, trees, roles, config)
-        elif role is Role.JOIN:
+        elif role is join:
             read_join(draft, node, roles)
     return trees
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from torch.fx import Node
 
 from .blocks import Block, find_block, head_rule
-from .graph import argument, is_constant, is_float_tensor, op_name, operands, rank, users, value_of
+from .graph import FloatTensors, argument, is_constant, op_name, rank, users, value_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -21,7 +21,10 @@ if TYPE_CHECKING:
 
 
 class Role(Enum):
-    """What a node is to the annotators."""
+    """What a node is to the annotators.
+
+    Python 3.11 takes as long to look a member up as to call a function; loops over a whole graph do it once.
+    """
 
     FLOAT = "float"
     """Not ours: an input, a constant, an op that stays float."""
@@ -64,30 +67,25 @@ class Roles:
     of: dict[Node, Role] = field(default_factory=dict)
     blocks: dict[Node, Block] = field(default_factory=dict)
     configs: dict[Node, BackendConfig] = field(default_factory=dict)
+    floats: FloatTensors = field(default_factory=FloatTensors)
     _reads: dict[Node, list[Node]] = field(default_factory=dict)
 
     def role(self, node: Node) -> Role:
         """Return the node's role; FLOAT for nodes that nothing was said of."""
-        return self.of.get(node, Role.FLOAT)
+        return self.of.get(node) or Role.FLOAT
 
     def is_quantized_op(self, node: Node) -> bool:
         """Tell whether the node computes on quantized inputs (movement and joins merely pass values on)."""
-        return self.role(node) in _QUANTIZED_OPS
+        return self.of.get(node) in _QUANTIZED_OPS
 
     def read_by(self, node: Node) -> list[Node]:
         """Return the operands of an elementwise op or join that are float activations or constants."""
         found = self._reads.get(node)
         if found is None:
-            found = self._reads[node] = _activations(node)
+            floats, positions = self.floats, _FLOAT_OPERANDS.get(op_name(node))
+            operands = node.all_input_nodes if positions is None else [argument(node, each) for each in positions]
+            found = self._reads[node] = [each for each in operands if isinstance(each, Node) and floats[each]]
         return found
-
-
-def _activations(node: Node) -> list[Node]:
-    positions = _FLOAT_OPERANDS.get(op_name(node))
-    if positions is None:
-        return [n for n in operands(node) if is_float_tensor(n)]
-    found = [argument(node, position) for position in positions]
-    return [n for n in found if isinstance(n, Node) and is_float_tensor(n)]
 
 
 def moved(node: Node) -> Node | None:
@@ -125,17 +123,19 @@ def _take_block(
     block = find_block(head, config, accepts, rule)
     if rule is None and (len(block.members) == 1 or not _is_residual_head(head, config, roles)):
         return False
-    for member in block.members:
+    *inside, output = block.members
+    for member in inside:
         roles.of[member] = Role.INSIDE
         roles.configs[member] = config
-    roles.blocks[block.output] = block
-    roles.of[block.output] = Role.BLOCK
+    roles.blocks[output] = block
+    roles.of[output] = Role.BLOCK
+    roles.configs[output] = config
     return True
 
 
 def _is_residual_head(node: Node, config: BackendConfig, roles: Roles) -> bool:
     name = op_name(node)
-    if name not in config.blocks.residual_heads or name not in config.ops.own or not is_float_tensor(node):
+    if name not in config.blocks.residual_heads or name not in config.ops.own or not roles.floats[node]:
         return False
     return _is_own(node, config, roles)
 
@@ -147,16 +147,17 @@ def _is_own(node: Node, config: BackendConfig, roles: Roles) -> bool:
 def _plain_role(node: Node, name: str, config: BackendConfig, roles: Roles) -> Role | None:
     rules = config.ops
     if name == "getitem":
-        return _getitem_role(node, config)
+        return _getitem_role(node, config, roles)
     selects = name in rules.selects
-    if not (selects or name in rules.shared or name in rules.joins or name in rules.own) or is_constant(node):
+    moves = selects or name in rules.shared
+    if not (moves or name in rules.joins or name in rules.own):
         return None
-    is_float = is_float_tensor(node)
-    if not is_float and not isinstance(value_of(node), (tuple, list)):
-        return None
-    if selects or name in rules.shared:
+    is_float = roles.floats[node]
+    if moves:
+        if is_constant(node) or not (is_float or isinstance(value_of(node), (tuple, list))):
+            return None
         source = moved(node)
-        if source is not None and is_float_tensor(source):
+        if source is not None and roles.floats[source]:
             return Role.TUPLE if not is_float else Role.SELECT if selects else Role.MOVE
     if not is_float:
         return None
@@ -185,12 +186,12 @@ def other_form(node: Node, config: BackendConfig) -> str:
     return "" if asked else "the backend runs global pools of images only, with keepdim=True"
 
 
-def _getitem_role(node: Node, config: BackendConfig) -> Role | None:
+def _getitem_role(node: Node, config: BackendConfig, roles: Roles) -> Role | None:
     parent = node.args[0]
-    if not isinstance(parent, Node) or not is_float_tensor(node):
+    if not isinstance(parent, Node) or not roles.floats[node]:
         return None
     name, source = op_name(parent), moved(node)
-    if source is None or not is_float_tensor(source):
+    if source is None or not roles.floats[source]:
         return None
     if name in config.ops.selects:
         return Role.SELECT
@@ -221,15 +222,19 @@ def _drop_idle_movement(roles: Roles) -> None:
     touched: dict[Node, bool] = {}  # per island that has neighbours: is any of them quantized?
     for node in nodes:
         root = find(node)
-        for neighbour in _neighbours(node, roles):
-            if touched.get(root, False):
-                break
-            if neighbour not in island:
-                touched[root] = roles.is_quantized_op(neighbour)
+        if touched.get(root, False):
+            continue
+        if any(map(roles.is_quantized_op, node.users)):  # mostly so, and sooner told than by the walk below
+            touched[root] = True
+            continue
+        around = [each for each in _neighbours(node, roles) if each not in island]
+        if around:
+            touched[root] = any(map(roles.is_quantized_op, around))
     for node in nodes:
         if not touched.get(find(node), True):
             del roles.of[node]
-    for node in [node for node, role in roles.of.items() if role is Role.TUPLE]:
+    tuples = Role.TUPLE
+    for node in [node for node, role in roles.of.items() if role is tuples]:
         if not any(roles.role(u) in MOVEMENTS for u in node.users):
             del roles.of[node]
 
@@ -241,10 +246,10 @@ def _neighbours(node: Node, roles: Roles) -> Iterator[Node]:
 
 
 def _sources(node: Node, roles: Roles) -> list[Node]:
-    if roles.role(node) in MOVEMENTS:
-        source = moved(node)
-        return [source] if source is not None else []
-    return roles.read_by(node)
+    if roles.of[node] is Role.JOIN:
+        return roles.read_by(node)
+    source = moved(node)
+    return [source] if source is not None else []
 
 
 def _readers(node: Node) -> list[Node]:

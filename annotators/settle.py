@@ -66,8 +66,7 @@ def settle(draft: Draft, roles: Roles, plan: Plan, table: RangeTable, gone: Iter
 def _estimators(draft: Draft, plan: Plan, table: RangeTable, gone: Iterable[str]) -> dict[str, Estimator]:
     """Return what each activation's cell would have seen: the table's entries, and constants as they are."""
     constants: dict[str, Tensor] = {}
-    for place in draft.places:
-        value = place[0] if isinstance(place, tuple) else place
+    for value in (*draft.outputs, *(value for edges in draft.reads.values() for value in edges)):
         if value.name not in constants and (tensor := constant_tensor(draft.model, value)) is not None:
             constants[value.name] = tensor
     cells = {n: c for n, c in plan.cells.items() if n not in draft.weights and n not in draft.biases}
@@ -85,16 +84,16 @@ def _estimators(draft: Draft, plan: Plan, table: RangeTable, gone: Iterable[str]
 
 def _redraw(draft: Draft, roles: Roles, resolution: Resolution) -> None:
     floats = {name for name, found in resolution.assignments.items() if found.qparams is None}
-    redrawn: dict[Place, str] = {}
-    for place, cell in draft.places.items():
+
+    def cell_of(place: Place, cell: str) -> str | None:
         found = resolution.assignments.get(cell)
         if cell in floats or draft.cells[cell].follows & floats:
-            continue
+            return None
         if found is not None and found.root and _in_transit(place, roles):
-            redrawn[place] = resolution.assignments[found.root].group
-        else:
-            redrawn[place] = found.group if found is not None else cell
-    draft.places = redrawn
+            return resolution.assignments[found.root].group
+        return found.group if found is not None else cell
+
+    draft.redraw(cell_of)
     for name, bias in draft.biases.items():
         found = resolution.assignments.get(bias.input)
         if found is not None:
@@ -107,7 +106,7 @@ def _in_transit(place: Place, roles: Roles) -> bool:
 
 
 def _settled_cells(draft: Draft, plan: Plan, resolution: Resolution) -> dict[str, Cell]:
-    used = set(draft.places.values())
+    used = {*draft.outputs.values(), *(cell for edges in draft.reads.values() for cell in edges.values())}
     cells = {}
     for name, cell in plan.cells.items():
         if name not in used:

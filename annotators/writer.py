@@ -30,7 +30,7 @@ from .conversion import (
 from .graph import constant_tensor, is_constant, matters, where
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable, Mapping
 
     from torch import nn
     from torchao.quantization.pt2e.quantizer import QuantizationSpecBase
@@ -76,19 +76,18 @@ def write(draft: Draft, plan: Plan, presets: dict[str, Estimator] | None = None)
 
     `presets` are estimators that have seen the data already: the observers take over from them and need no batches.
     """
-    specs, places = _Specs(draft, plan, presets or {}), draft.places
-    placed = {place[1] if isinstance(place, tuple) else place for place in places}
+    specs = _Specs(draft, plan, presets or {})
     for node in draft.model.graph.nodes:
-        if node not in placed:
+        edges, cell = draft.reads.get(node), draft.outputs.get(node)
+        if edges is None and cell is None:
             continue
         inputs: dict[Node, QuantizationSpecBase | None] = {}
         written = ""  # a cell that the node's annotation speaks of
-        for value in node.all_input_nodes:
-            cell = places.get((value, node))
-            if cell is not None and (spec := specs.at((value, node), cell)) is not None:
-                inputs[value], written = spec, written or cell
+        for value, read in edges.items() if edges else ():
+            if (spec := specs.at((value, node), read)) is not None:
+                inputs[value], written = spec, written or read
         output = None
-        if (cell := places.get(node)) is not None and (output := specs.at(node, cell)) is not None:
+        if cell is not None and (output := specs.at(node, cell)) is not None:
             written = cell
         if written:
             node.meta[Q_ANNOTATION_KEY] = QuantizationAnnotation(
@@ -133,9 +132,9 @@ def claim(node: Node, marker: str | None = None) -> None:
         node.meta["custom"] = {**node.meta.get("custom", {}), marker: {"quantized": True}}
 
 
-def mark_inside(nodes: Iterable[tuple[Node, str | None]]) -> None:
-    """Mark the inner nodes of blocks as annotated, so that no later quantizer claims them."""
-    for node, marker in nodes:
+def mark_inside(nodes: Mapping[Node, str | None]) -> None:
+    """Mark the inner nodes of blocks as annotated, so that no later quantizer claims them; the values are markers."""
+    for node, marker in nodes.items():
         if Q_ANNOTATION_KEY not in node.meta:
             claim(node, marker)
             node.meta[Q_ANNOTATION_KEY] = QuantizationAnnotation(allow_implicit_sharing=False, _annotated=True)
@@ -150,9 +149,8 @@ class _Specs:
         self.anchors: dict[str, Place] = {}
         self.shared: dict[str, SharedQuantizationSpec] = {}
         self.outputs: dict[str, list[Node]] = {}
-        for place, cell in draft.places.items():
-            if isinstance(place, Node):
-                self.outputs.setdefault(cell, []).append(place)
+        for node, cell in draft.outputs.items():
+            self.outputs.setdefault(cell, []).append(node)
         registry: list[RangeObserver] = []
         self.components = []
         self.component_of: dict[str, Component] = {}
@@ -165,30 +163,30 @@ class _Specs:
     def at(self, place: Place, cell: str) -> QuantizationSpecBase | None:
         if (shared := self.shared.get(cell)) is not None:
             return shared
+        if (anchor := self.anchors.get(cell)) is not None:
+            shared = self.shared[cell] = SharedQuantizationSpec(anchor)
+            return shared
         if cell in self.draft.foreign:
             return None if place is self.draft.foreign[cell] else SharedQuantizationSpec(self.draft.foreign[cell])
         if cell not in self.component_of:
             return None
-        self.anchors[cell], self.shared[cell] = place, SharedQuantizationSpec(place)
+        self.anchors[cell] = place
         if cell in self.draft.biases:
             return self._bias(cell)
         weight = self.draft.weights.get(cell)
         return self._weight(cell, weight) if weight else self._activation(cell)
 
     def _activation(self, cell: str) -> QuantizationSpec:
-        config = self.draft.cells[cell].config
         scheme = self.component_of[cell].plan.cells[cell].scheme
+        kind = PlannedFakeQuantize if self.draft.cells[cell].config.is_qat else PlannedObserver
+        factory = ObserverFactory(kind.__name__, partial(self._observe, cell, kind))
+        return activation_spec(scheme, factory, _APART if self._must_stay_apart(cell) else None)
+
+    def _observe(self, cell: str, kind: type[PlannedObserver | PlannedFakeQuantize], **kwargs: object) -> nn.Module:
         constant = self._is_constant(cell)
-        preset = self.presets.get(cell)
-        kind = PlannedFakeQuantize if config.is_qat else PlannedObserver
-
-        def build(**kwargs: object) -> nn.Module:
-            estimator = MinMaxEstimator() if constant else make_estimator(config.activation)
-            observer = kind.planned(self.component_of[cell], cell, estimator, preset, **kwargs)
-            return self._shown_constant(observer, cell) if constant else observer
-
-        axis = _APART if self._must_stay_apart(cell) else None
-        return activation_spec(scheme, ObserverFactory(kind.__name__, build), axis)
+        estimator = MinMaxEstimator() if constant else make_estimator(self.draft.cells[cell].config.activation)
+        observer = kind.planned(self.component_of[cell], cell, estimator, self.presets.get(cell), **kwargs)
+        return self._shown_constant(observer, cell) if constant else observer
 
     def _shown_constant(self, observer: nn.Module, cell: str) -> nn.Module:
         """Show a constant to its observer at once: calibration has nothing to add, in training it moves."""
@@ -203,8 +201,8 @@ class _Specs:
         """Tell whether a contract could be broken by a reader that another quantizer annotates after us."""
         if not self.component_of[cell].plan.cells[cell].contract.is_bounded:
             return False
-        edges = ((value, user) for value in self.outputs.get(cell, ()) for user in value.users)
-        others = (edge[1] for edge in edges if edge not in self.draft.places)
+        reads = self.draft.reads
+        others = (u for value in self.outputs.get(cell, ()) for u in value.users if value not in reads.get(u, ()))
         return any(user.op == "call_function" and matters(user) for user in others)
 
     def _is_constant(self, cell: str) -> bool:
