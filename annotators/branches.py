@@ -22,7 +22,6 @@ from ..observers.rules import JoinOutcome, Outcome
 from .blocks import why_not_fused
 from .draft import alike
 from .graph import matters, users, where
-from .hoists import cost
 from .roles import MOVEMENTS, Role, Roles, moved
 
 if TYPE_CHECKING:
@@ -35,7 +34,7 @@ if TYPE_CHECKING:
     from .draft import Draft
 
 
-@dataclass
+@dataclass(slots=True)
 class Segment:
     """Movement nodes in a row, from a select (or the root) down to the next select."""
 
@@ -53,7 +52,7 @@ class Segment:
         return bool(self.children)
 
 
-@dataclass
+@dataclass(slots=True)
 class Tree:
     """All movement below one root tensor."""
 
@@ -226,11 +225,11 @@ def _leaves(draft: Draft, tree: Tree, roles: Roles) -> Iterator[Leaf]:
     for segment in tree.segments:
         cell = segment.direct if segment.in_transit else segment.cell if segment is not tree.top else None
         if cell is not None and draft.holds_values(cell):
-            cost_of_all = sum(cost(reader) for reader in segment.readers)
+            cost_of_all = sum(roles.costs[reader] for reader in segment.readers)
             in_float = not segment.readers and not _met_quantized(segment, roles)
             yield Leaf(cell=cell, consumer_cost=cost_of_all, read_in_float=in_float)
         for other, readers in segment.others.items():
-            yield Leaf(cell=other, consumer_cost=sum(cost(reader) for reader in readers))
+            yield Leaf(cell=other, consumer_cost=sum(roles.costs[reader] for reader in readers))
 
 
 def _met_quantized(segment: Segment, roles: Roles) -> bool:

@@ -82,11 +82,13 @@ def _writes_first(target: object) -> bool:
 
 def argument(node: Node, key: int | str) -> Argument:
     """Return an operand by the position or name that the op's schema gives it, else the schema's default."""
+    args = node.args
+    if key.__class__ is int and key < len(args):
+        return args[key]
     found = _parameters(node.target).get(key)
     if found is None:
         return None
     index, name, default = found
-    args = node.args
     return args[index] if index < len(args) else node.kwargs.get(name, default)
 
 
@@ -125,18 +127,11 @@ def is_float_tensor(node: Node) -> bool:
     return all(size for size in value.shape if size.__class__ is int)
 
 
-class FloatTensors(dict[Node, bool]):
-    """Which nodes of a graph `is_float_tensor` holds for, each asked once: several annotators ask."""
-
-    def __missing__(self, node: Node) -> bool:
-        """Ask the node."""
-        found = self[node] = is_float_tensor(node)
-        return found
-
-
 def numel(node: Node) -> int:
     """Return the number of elements of the node's tensor; dynamic sizes count by their hint, else as 1."""
     value = value_of(node)
+    if isinstance(value, torch.Tensor) and (count := value.numel()).__class__ is int:
+        return count
     total = 1
     for size in getattr(value, "shape", ()):
         total *= int(size) if isinstance(size, int) else _hint(size)
@@ -170,9 +165,12 @@ _CONSTANT_THROUGH = frozenset(
 
 def is_constant(node: Node) -> bool:
     """Tell whether the node is a parameter or buffer, or one that was merely moved about."""
-    while op_name(node) in _CONSTANT_THROUGH and node.args and isinstance(node.args[0], Node):
-        node = node.args[0]
-    return node.op == "get_attr"
+    while node.op != "get_attr":
+        source = node.args[0] if node.args and op_name(node) in _CONSTANT_THROUGH else None
+        if not isinstance(source, Node):
+            return False
+        node = source
+    return True
 
 
 def constant_tensor(model: GraphModule, node: Node) -> torch.Tensor | None:

@@ -17,16 +17,16 @@ from typing import TYPE_CHECKING, Final
 
 from torch.fx import Node
 
-from ..configs.ops import HEADS
 from ..observers.plan import Hoist
 from ..observers.rules import HoistRule
-from .graph import FloatTensors, argument, numel, op_name, users, value_of, where
+from .graph import numel, op_name, users, value_of, where
 from .roles import Role, Roles, moved
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from .draft import Draft
+    from .facts import FloatTensors
 
 # Lowering removes them where they change nothing.
 _CASTS: Final = frozenset({"to", "_to", "type_as", "positive", "lift_fresh"})
@@ -154,17 +154,6 @@ def _is_movement_of(value: Node, user: Node, floats: FloatTensors, movers: _Move
 def _cost_below(draft: Draft, reader: Node, roles: Roles) -> int:
     """Return the cost of a reader in float; a join in float makes its own readers float too."""
     if roles.role(reader) is not Role.JOIN:
-        return cost(reader)
+        return roles.costs[reader]
     output = draft.outputs[reader]
-    return numel(reader) + sum(cost(user) for user in users(reader) if draft.edge(reader, user) == output)
-
-
-def cost(reader: Node) -> int:
-    """Return the multiply-accumulates of an op, or its output's elements where it has no weight."""
-    rule = HEADS.get(op_name(reader))
-    weight = argument(reader, rule.weight) if rule else None
-    if rule is None or not isinstance(weight, Node):
-        return numel(reader)
-    shape = getattr(value_of(weight), "shape", ())
-    channels = int(shape[rule.channel_axis]) if len(shape) > rule.channel_axis else 1
-    return numel(reader) * max(1, numel(weight) // max(1, channels))
+    return numel(reader) + sum(roles.costs[user] for user in users(reader) if draft.edge(reader, user) == output)

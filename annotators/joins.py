@@ -67,13 +67,14 @@ def relate_joins(draft: Draft, trees: Trees, roles: Roles) -> None:
     joins = [node for node, role in roles.of.items() if role is join]
     if not joins:
         return
-    values, readers = _places_by_cell(draft)
+    cell_of = {value: _cell_of(draft, trees, value) for node in joins for value in roles.read_by(node)}
+    values, readers = _places_in(draft, {*cell_of.values(), *(draft.outputs[node] for node in joins)})
     outside: dict[str, set[Node]] = {}
     for node in joins:
         output = draft.outputs[node]
         found: dict[str, bool] = {}
         for value in roles.read_by(node):
-            cell = _cell_of(draft, trees, value)
+            cell = cell_of[value]
             if cell is None or cell in draft.foreign:
                 continue
             if cell != output and alike(draft.cells[cell].scheme, draft.cells[output].scheme):
@@ -99,16 +100,18 @@ def _cell_of(draft: Draft, trees: Trees, value: Node) -> str | None:
     return draft.outputs.get(value) or draft.existing_float_cell(value)
 
 
-def _places_by_cell(draft: Draft) -> tuple[dict[str, set[Node]], dict[str, set[Node]]]:
-    """Return, for each cell, the nodes whose values it holds, and those that read one through an edge in it."""
-    values: dict[str, set[Node]] = {cell: set() for cell in draft.cells}
-    readers: dict[str, set[Node]] = {cell: set() for cell in draft.cells}
+def _places_in(draft: Draft, cells: set[str | None]) -> tuple[dict[str, set[Node]], dict[str, set[Node]]]:
+    """Return, for each of the cells, the nodes whose values it holds, and those that read one through an edge in it."""
+    values: dict[str, set[Node]] = {cell: set() for cell in cells if cell is not None}
+    readers: dict[str, set[Node]] = {cell: set() for cell in values}
     for value, cell in draft.outputs.items():
-        values[cell].add(value)
+        if cell in values:
+            values[cell].add(value)
     for reader, edges in draft.reads.items():
         for value, cell in edges.items():
-            values[cell].add(value)
-            readers[cell].add(reader)
+            if cell in values:
+                values[cell].add(value)
+                readers[cell].add(reader)
     return values, readers
 
 

@@ -51,7 +51,7 @@ def masked_values(model: GraphModule) -> set[Node]:
                 found.add(node)
         elif node.op == "call_function":
             name = op_name(node)
-            carries = name in _CARRIERS and found and not found.isdisjoint(node.all_input_nodes)
+            carries = found and name in _CARRIERS and not found.isdisjoint(node.all_input_nodes)
             if carries or (name in _MAKERS and any(masks_out(value) for value in _scalars(node))):
                 found.add(node)
     return found

@@ -240,8 +240,8 @@ class BackendQuantizer(Quantizer):
             found = None if node in ours_never else scope.config_of(node)
             return for_spectrum(found) if found is not None and node in spectra else found
 
-        draft = Draft(model, config_of)
-        roles = assign_roles(model, config_of)
+        draft = Draft(model, config_of if ours_never or spectra else scope.config_of)
+        roles = assign_roles(model, draft.config_of)
         trees = draw_up(draft, roles)
         annotate_families(draft, trees, roles)
         relate_joins(draft, trees, roles)

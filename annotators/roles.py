@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING
 from torch.fx import Node
 
 from .blocks import Block, find_block, head_rule
-from .graph import FloatTensors, argument, is_constant, op_name, rank, users, value_of
+from .facts import Costs, FloatTensors
+from .graph import argument, is_constant, op_name, rank, users, value_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -68,6 +69,7 @@ class Roles:
     blocks: dict[Node, Block] = field(default_factory=dict)
     configs: dict[Node, BackendConfig] = field(default_factory=dict)
     floats: FloatTensors = field(default_factory=FloatTensors)
+    costs: Costs = field(default_factory=Costs)
     _reads: dict[Node, list[Node]] = field(default_factory=dict)
 
     def role(self, node: Node) -> Role:
@@ -103,7 +105,7 @@ def assign_roles(model: GraphModule, config_of: Callable[[Node], BackendConfig |
         if node.op != "call_function" or node in roles.of or (config := config_of(node)) is None:
             continue
         name = op_name(node)
-        begins = name in config.blocks.heads or name in config.blocks.residual_heads
+        begins = name in config.blocks.heads or (name in config.blocks.residual_heads and _may_fuse(node, config))
         if begins and _take_block(node, config, config_of, roles):
             continue
         if (role := _plain_role(node, name, config, roles)) is not None:
@@ -111,6 +113,13 @@ def assign_roles(model: GraphModule, config_of: Callable[[Node], BackendConfig |
             roles.configs[node] = config
     _drop_idle_movement(roles)
     return roles
+
+
+def _may_fuse(node: Node, config: BackendConfig) -> bool:
+    """Tell whether a residual op may be more than a block of its own: most are read by nothing that could be fused."""
+    rules = config.blocks
+    names = [op_name(user) for user in node.users]
+    return any(name in rules.residual_activations or name in rules.through for name in names)
 
 
 def _take_block(

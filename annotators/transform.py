@@ -68,7 +68,8 @@ def transform(model: GraphModule, config_of: Callable[[Node], BackendConfig | No
             clamps.append(node)
         elif name in _SPELLED and (config := config_of(node)) is not None and not is_in_place(node):
             changed |= _spell(model, node, name, config)
-        _remember(node, exported_as)
+        if node.target is not exported_as:
+            _remember(node, exported_as)
     for node in reversed(clamps):  # from the last clamp of a row, which swallows the others
         if config_of(node) is not None and not is_in_place(node):
             exported_as = node.target

@@ -77,14 +77,15 @@ def write(draft: Draft, plan: Plan, presets: dict[str, Estimator] | None = None)
     `presets` are estimators that have seen the data already: the observers take over from them and need no batches.
     """
     specs = _Specs(draft, plan, presets or {})
+    (outputs, reads), shared = draft.places, specs.shared
     for node in draft.model.graph.nodes:
-        edges, cell = draft.reads.get(node), draft.outputs.get(node)
+        edges, cell = reads.get(node), outputs.get(node)
         if edges is None and cell is None:
             continue
         inputs: dict[Node, QuantizationSpecBase | None] = {}
         written = ""  # a cell that the node's annotation speaks of
         for value, read in edges.items() if edges else ():
-            if (spec := specs.at((value, node), read)) is not None:
+            if (spec := shared.get(read) or specs.at((value, node), read)) is not None:
                 inputs[value], written = spec, written or read
         output = None
         if cell is not None and (output := specs.at(node, cell)) is not None:
@@ -146,6 +147,7 @@ class _Specs:
     def __init__(self, draft: Draft, plan: Plan, presets: dict[str, Estimator]) -> None:
         self.draft = draft
         self.presets = presets
+        self.cells = plan.cells
         self.anchors: dict[str, Place] = {}
         self.shared: dict[str, SharedQuantizationSpec] = {}
         self.outputs: dict[str, list[Node]] = {}
@@ -168,7 +170,7 @@ class _Specs:
             return shared
         if cell in self.draft.foreign:
             return None if place is self.draft.foreign[cell] else SharedQuantizationSpec(self.draft.foreign[cell])
-        if cell not in self.component_of:
+        if cell not in self.cells:
             return None
         self.anchors[cell] = place
         if cell in self.draft.biases:
@@ -177,10 +179,11 @@ class _Specs:
         return self._weight(cell, weight) if weight else self._activation(cell)
 
     def _activation(self, cell: str) -> QuantizationSpec:
-        scheme = self.component_of[cell].plan.cells[cell].scheme
+        planned = self.cells[cell]
         kind = PlannedFakeQuantize if self.draft.cells[cell].config.is_qat else PlannedObserver
         factory = ObserverFactory(kind.__name__, partial(self._observe, cell, kind))
-        return activation_spec(scheme, factory, _APART if self._must_stay_apart(cell) else None)
+        apart = planned.contract.is_bounded and self._must_stay_apart(cell)
+        return activation_spec(planned.scheme, factory, _APART if apart else None)
 
     def _observe(self, cell: str, kind: type[PlannedObserver | PlannedFakeQuantize], **kwargs: object) -> nn.Module:
         constant = self._is_constant(cell)
@@ -199,8 +202,6 @@ class _Specs:
 
     def _must_stay_apart(self, cell: str) -> bool:
         """Tell whether a contract could be broken by a reader that another quantizer annotates after us."""
-        if not self.component_of[cell].plan.cells[cell].contract.is_bounded:
-            return False
         reads = self.draft.reads
         others = (u for value in self.outputs.get(cell, ()) for u in value.users if value not in reads.get(u, ()))
         return any(user.op == "call_function" and matters(user) for user in others)
@@ -211,7 +212,7 @@ class _Specs:
 
     def _weight(self, cell: str, weight: Weight) -> QuantizationSpec:
         config, component = weight.config, self.component_of[cell]
-        scheme = component.plan.cells[cell].scheme
+        scheme = self.cells[cell].scheme
         if weight.channel_axis is None:
             flat = PlannedFakeQuantize if config.is_qat else PlannedObserver
 
@@ -238,7 +239,7 @@ class _Specs:
 
     def _bias(self, cell: str) -> QuantizationSpec:
         bias, component = self.draft.biases[cell], self.component_of[cell]
-        scheme = component.plan.cells[cell].scheme
+        scheme = self.cells[cell].scheme
         flat = bias.channels is None
 
         def build(**kwargs: object) -> nn.Module:

@@ -18,16 +18,19 @@ Cells are named by node names, so this module knows ranges and rules but no grap
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, NamedTuple
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final, NamedTuple, TypeVar
 
 from .ranges import UNBOUNDED, Bounds
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Iterable
 
     from .qparams import QParams, Scheme
     from .rules import BranchRules, JoinRules
+
+T = TypeVar("T")
 
 
 class Cell(NamedTuple):
@@ -55,8 +58,7 @@ class Cell(NamedTuple):
     follows: frozenset[str] = frozenset()
 
 
-@dataclass(frozen=True, kw_only=True)
-class Leaf:
+class Leaf(NamedTuple):
     """One branch of a family.
 
     Args:
@@ -107,8 +109,7 @@ class Hoist:
     rules: BranchRules
 
 
-@dataclass(frozen=True, kw_only=True)
-class JoinInput:
+class JoinInput(NamedTuple):
     """One operand of a join: its cell, and whether the join is all that reads it."""
 
     cell: str
@@ -134,8 +135,10 @@ class Join:
     rules: JoinRules
 
 
-@dataclass(frozen=True, kw_only=True)
-class Plan:
+_NONE: Final[dict[str, Cell]] = {}
+
+
+class Plan(NamedTuple):
     """All cells of a model and what may be decided about them, in graph order.
 
     Args:
@@ -147,7 +150,7 @@ class Plan:
         apart: cells that the user wants to share with nothing else.
     """
 
-    cells: dict[str, Cell] = field(default_factory=dict)
+    cells: Mapping[str, Cell] = _NONE
     families: tuple[Family, ...] = ()
     joins: tuple[Join, ...] = ()
     hoists: tuple[Hoist, ...] = ()
@@ -177,42 +180,34 @@ class Plan:
             for name in others:
                 if name in parent:  # what a cell follows may lie in another plan
                     parent[find(name)] = find(first)
-        parts: dict[str, _Part] = {}
+        cells: dict[str, dict[str, Cell]] = {}
         for name, cell in self.cells.items():
             root = find(name)
-            if root not in parts:
-                parts[root] = _Part()
-            parts[root].cells[name] = cell
-        for family in self.families:
-            parts[find(family.leaves[0].cell)].families.append(family)
-        for each in self.joins:
-            parts[find(each.output)].joins.append(each)
-        for hoist in self.hoists:
-            parts[find(next(iter(hoist.costs)))].hoists.append(hoist)
-        for link in self.links:
-            parts[find(link[0])].links.append(link)
-        return tuple(part.plan(self.apart) for part in parts.values())
-
-
-@dataclass
-class _Part:
-    cells: dict[str, Cell] = field(default_factory=dict)
-    families: list[Family] = field(default_factory=list)
-    joins: list[Join] = field(default_factory=list)
-    hoists: list[Hoist] = field(default_factory=list)
-    links: list[tuple[str, ...]] = field(default_factory=list)
-
-    def plan(self, apart: frozenset[str]) -> Plan:
-        if not (self.families or self.joins or self.hoists or self.links):
-            return Plan(cells=self.cells, apart=apart & self.cells.keys())
-        return Plan(
-            cells=self.cells,
-            families=tuple(self.families),
-            joins=tuple(self.joins),
-            hoists=tuple(self.hoists),
-            links=tuple(self.links),
-            apart=apart & self.cells.keys(),
+            if root not in cells:
+                cells[root] = {}
+            cells[root][name] = cell
+        families = _by_root(self.families, lambda family: find(family.leaves[0].cell))
+        joins = _by_root(self.joins, lambda join: find(join.output))
+        hoists = _by_root(self.hoists, lambda hoist: find(next(iter(hoist.costs))))
+        links = _by_root(self.links, lambda link: find(link[0]))
+        return tuple(
+            Plan(
+                cells=held,
+                families=tuple(families.get(root, ())),
+                joins=tuple(joins.get(root, ())),
+                hoists=tuple(hoists.get(root, ())),
+                links=tuple(links.get(root, ())),
+                apart=self.apart & held.keys() if self.apart else self.apart,
+            )
+            for root, held in cells.items()
         )
+
+
+def _by_root(items: Iterable[T], root_of: Callable[[T], str]) -> dict[str, list[T]]:
+    found: dict[str, list[T]] = {}
+    for each in items:
+        found.setdefault(root_of(each), []).append(each)
+    return found
 
 
 def family_cells(family: Family) -> tuple[str, ...]:

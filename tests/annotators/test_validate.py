@@ -190,7 +190,8 @@ def test_a_contract_that_its_scheme_can_not_hold() -> None:
     quantizer, graph = annotated()
     for component in quantizer.record.components:
         cells = component.plan.cells
-        cells |= {n: c._replace(scheme=INT8_SYMMETRIC) for n, c in cells.items() if c.contract.is_bounded}
+        changed = {n: c._replace(scheme=INT8_SYMMETRIC) for n, c in cells.items() if c.contract.is_bounded}
+        component.plan = component.plan._replace(cells={**cells, **changed})
     with pytest.raises(SharingConflictError, match=r"relu \(relu.*no qparams of its scheme .* saturate there"):
         quantizer.validate(graph)
 
