@@ -73,14 +73,15 @@ def relate_joins(draft: Draft, trees: Trees, roles: Roles) -> None:
     for node in joins:
         output = draft.outputs[node]
         found: dict[str, bool] = {}
+        nothing_else = True
         for value in roles.read_by(node):
             cell = cell_of[value]
-            if cell is None or cell in draft.foreign:
+            if cell is None or cell in draft.foreign or not _is_other(draft, cell, output):
+                nothing_else = False
                 continue
-            if cell != output and alike(draft.cells[cell].scheme, draft.cells[output].scheme):
-                if cell not in outside:
-                    outside[cell] = _outside(values[cell], draft, cell)
-                found[cell] = outside[cell] == {node}
+            if cell not in outside:
+                outside[cell] = _outside(values[cell], draft, cell)
+            found[cell] = outside[cell] == {node}
         draft.joins.append(
             Join(
                 where=where(node),
@@ -88,6 +89,7 @@ def relate_joins(draft: Draft, trees: Trees, roles: Roles) -> None:
                 inputs=tuple(JoinInput(cell=cell, exclusive=alone) for cell, alone in found.items()),
                 may_float=all(each is node or roles.role(each) in MOVEMENTS for each in readers[output]),
                 rules=roles.configs[node].joins,
+                nothing_else=nothing_else,
             )
         )
 
@@ -98,6 +100,11 @@ def _cell_of(draft: Draft, trees: Trees, value: Node) -> str | None:
     if segment is not None and segment.cell in draft.cells and draft.holds_values(segment.cell):
         return segment.cell
     return draft.outputs.get(value) or draft.existing_float_cell(value)
+
+
+def _is_other(draft: Draft, cell: str, output: str) -> bool:
+    """Tell whether an operand's cell is another than the join's, of the same scheme."""
+    return cell != output and alike(draft.cells[cell].scheme, draft.cells[output].scheme)
 
 
 def _places_in(draft: Draft, cells: set[str | None]) -> tuple[dict[str, set[Node]], dict[str, set[Node]]]:

@@ -126,6 +126,7 @@ class Join:
         inputs: its operands that have cells, each cell once.
         may_float: no quantized op reads the output directly, so the join can be left float.
         rules: what is legal.
+        nothing_else: no other operand goes in, which would be quantized at the join's edge alone.
     """
 
     where: str
@@ -133,6 +134,7 @@ class Join:
     inputs: tuple[JoinInput, ...]
     may_float: bool
     rules: JoinRules
+    nothing_else: bool = False
 
 
 _NONE: Final[dict[str, Cell]] = {}

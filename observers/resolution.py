@@ -349,7 +349,12 @@ class Resolver:
         if record is None or join.output in self.floats:
             return
         needed = self.own(join.output)
-        for operand in self._inputs(join):
+        inputs = self._inputs(join)
+        if join.nothing_else and len(inputs) == len(join.inputs) and not any(i.cell in self.floats for i in inputs):
+            # What comes in has steps already (a pool has its input's, however little is left of the range): a finer
+            # scale would round it once more and win nothing.
+            self.accept([join.output], self.clusters[inputs[0].cell].qparams.scale)
+        for operand in inputs:
             if operand.cell in self.floats or self.clusters[operand.cell] is self.clusters[join.output]:
                 continue
             floor = self._floor(operand, needed)

@@ -206,6 +206,20 @@ def test_an_operand_read_twice_by_the_join_counts_once() -> None:
     assert found.decisions[0].outcome is JoinOutcome.SHARED
 
 
+def test_pools_are_joined_at_the_scale_that_they_have() -> None:
+    def function(x: Tensor, n: Any) -> Any:
+        y = n.a(x)
+        pools = [nn.functional.max_pool1d(y.unsqueeze(1), size).squeeze(1) for size in (2, 3)]
+        return torch.cat(pools, 1), n.b(y)  # y's range is wider than what is left of it, which has y's steps already
+
+    found = run(Net(function))
+    (decision,) = found.decisions
+    assert decision.outcome is JoinOutcome.SHARED
+    assert len({*found.edges(0), found.pair_at(0)}) == 1
+    y, joined = (dict(decision.ranges)[name] for name in ("linear", "cat"))
+    assert joined[1] - min(joined[0], 0.0) < 0.9 * (y[1] - y[0])
+
+
 def test_joins_in_a_row() -> None:
     def function(x: Tensor, n: Any) -> Any:
         first = torch.stack([n.a(x), n.b(x)], 1)

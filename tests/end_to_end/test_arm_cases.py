@@ -165,6 +165,18 @@ def test_both_generations_of_arms_fusing_pass_leave_what_is_right(shape: tuple[i
     assert erase or met
 
 
+def test_pools_of_parts_are_not_rounded_once_more_where_they_are_joined() -> None:
+    torch.manual_seed(0)
+    model = Side([nn.AdaptiveAvgPool2d((1, 6)), nn.AdaptiveAvgPool2d((3, 5))]).eval()  # lowered: pools of slices, cat
+    batch = (torch.rand(1, 3, 15, 20),)
+    flow = quantize(model, batch, configs.arm_tosa())
+    found = run_on_reference(flow.converted, [batch])
+    assert (found.delegates, found.outside, found.ops["RESCALE"]) == (1, set(), 0)
+    steps = [pair_of(out).scale for out in outputs(flow.converted)]
+    for step, eager, reference in zip(steps, found.eager[0], found.reference[0], strict=True):
+        assert (eager - reference).abs().max() <= 1.01 * step
+
+
 def test_packed_inputs_keep_each_branch() -> None:
     torch.manual_seed(0)
     towers = [nn.Linear(8, 6) for _ in range(5)]

@@ -461,6 +461,21 @@ def test_an_operand_with_other_readers_is_requantized_at_the_edge() -> None:
     assert not mine.finding
 
 
+def test_a_join_is_no_finer_than_what_goes_in() -> None:
+    def run(nothing_else: bool, **ends: float) -> JoinOutcome:
+        plan = Plan(
+            cells=cells("a", "b", "out"), joins=(join("out", "a", "b", exclusive=False, nothing_else=nothing_else),)
+        )
+        mine = decision(resolve(plan, ranges(**ends)), "out").outcome
+        assert isinstance(mine, JoinOutcome)
+        return mine
+
+    assert run(True, a=1.0, b=1.0, out=0.5) is JoinOutcome.SHARED
+    assert run(False, a=1.0, b=1.0, out=0.5) is JoinOutcome.REQUANTIZE  # what else goes in has no steps yet
+    assert run(True, a=1.0, b=2.0, out=0.5) is JoinOutcome.REQUANTIZE  # a would lose 6 dB
+    assert run(True, a=1.0, b=0.5, out=0.5) is JoinOutcome.REQUANTIZE  # b is as fine as the join
+
+
 def test_a_contract_keeps_an_operand_apart_and_is_a_finding_where_that_is_illegal() -> None:
     for outcomes in ((JoinOutcome.SHARED, JoinOutcome.REQUANTIZE), (JoinOutcome.SHARED,)):
         plan = Plan(

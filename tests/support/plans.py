@@ -37,9 +37,22 @@ def family(root: str | None, *leaves: str | Leaf, root_is_float: bool | None = N
     )
 
 
-def join(output: str, *inputs: str, exclusive: bool = True, may_float: bool = False, **rules: Any) -> Join:
-    operands = tuple(JoinInput(cell=name, exclusive=exclusive) for name in inputs)
-    return Join(where=f"{output} (cat)", output=output, inputs=operands, may_float=may_float, rules=JoinRules(**rules))
+def join(
+    output: str,
+    *inputs: str,
+    exclusive: bool = True,
+    may_float: bool = False,
+    nothing_else: bool = False,
+    **rules: Any,
+) -> Join:
+    return Join(
+        where=f"{output} (cat)",
+        output=output,
+        inputs=tuple(JoinInput(cell=name, exclusive=exclusive) for name in inputs),
+        may_float=may_float,
+        nothing_else=nothing_else,
+        rules=JoinRules(**rules),
+    )
 
 
 def hoist(*names: str, where: str = "None (root)", **fields: Any) -> Hoist:
@@ -136,7 +149,14 @@ def plans(draw: st.DrawFn, *, related: bool = True) -> tuple[Plan, dict[str, Ran
         )
         operands = tuple(JoinInput(cell=n, exclusive=draw(st.booleans())) for n in inputs)
         joins.append(
-            Join(where=f"{output}.cat", output=output, inputs=operands, may_float=draw(st.booleans()), rules=rules_)
+            Join(
+                where=f"{output}.cat",
+                output=output,
+                inputs=operands,
+                may_float=draw(st.booleans()),
+                rules=rules_,
+                nothing_else=draw(st.booleans()),
+            )
         )
     for index in range(draw(st.integers(0, 3)) if related else 0):
         some = draw(st.lists(st.sampled_from(names), min_size=2, unique=True))
