@@ -6,12 +6,13 @@ so they are taken apart first. What stays float, or under another config, is lef
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Final, Literal
+from typing import TYPE_CHECKING, Final, Literal
 
 from torch.fx.graph import _Namespace
 from torch.nn import Parameter
 
 from ..observers.errors import AnnotationError, ConfigError
+from .passes import arm_pass_manager, why_stopped
 
 if TYPE_CHECKING:
     from collections.abc import Container, Mapping
@@ -38,10 +39,9 @@ def rewrite(model: GraphModule, name: RewriteName, wanted: set[Node]) -> GraphMo
         AnnotationError: if its passes can't do with the graph.
     """
     try:
-        from executorch.backends.arm._passes.arm_pass_manager import ArmPassManager
         from executorch.backends.arm.constants import DISALLOW_TFA_META_KEY
-        from executorch.backends.arm.tosa import TosaSpecification
-        from executorch.backends.arm.tosa.compile_spec import TosaCompileSpec
+
+        manager = arm_pass_manager(_PROFILES[name])
     except ImportError as error:
         raise ConfigError(
             f'rewrite="{name}" runs executorch\'s Arm passes, which are not installed ({error}): install the extra '
@@ -56,15 +56,13 @@ def rewrite(model: GraphModule, name: RewriteName, wanted: set[Node]) -> GraphMo
     _own_constants(model)
     names = {node.name: node for node in model.graph.nodes}
     products = _products(model)
-    spec: Any = TosaCompileSpec(TosaSpecification.create_from_string(_PROFILES[name]))
-    _keep_leaky_relu(spec)
     try:
-        changed: GraphModule = ArmPassManager(spec).transform_for_annotation_pipeline(graph_module=model)
+        changed: GraphModule = manager.transform_for_annotation_pipeline(graph_module=model)
     except Exception as error:
         raise AnnotationError(
             f'rewrite="{name}": executorch\'s Arm passes, which run before annotation, stopped at this graph with '
-            f"{type(error).__name__}: {str(error).strip() or 'no message'}. Leave the op that they name in float with "
-            "set_module_name or set_operator_type and None, or take dataclasses.replace(config, rewrite=None)"
+            f"{why_stopped(error)}. Leave the op that they name in float with set_module_name or set_operator_type "
+            "and None, or take dataclasses.replace(config, rewrite=None)"
         ) from error
     _name_as_before(changed, names, products)
     return changed
@@ -129,12 +127,3 @@ def _name_as_before(model: GraphModule, names: Container[str], products: Mapping
         node.meta.pop(_NAME, None)
     graph._graph_namespace = namespace
     model.recompile()
-
-
-def _keep_leaky_relu(spec: Any) -> None:
-    """Keep leaky_relu whole: quantized, it is one table."""
-    from executorch.backends.arm.common.pipeline_config import ArmPassPipelineConfig, LeakyReLULoweringConfig
-
-    pipeline = ArmPassPipelineConfig.from_dict(spec._get_pass_pipeline_config().to_dict())
-    pipeline.leaky_relu = LeakyReLULoweringConfig.TABLE
-    spec.set_pass_pipeline_config(pipeline)

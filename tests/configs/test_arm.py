@@ -13,6 +13,7 @@ import torch
 
 from quantmark import AnnotationError, ConfigError, UnsupportedOptionError, configs, quantize, sqnr_db
 from quantmark.configs.arm import arm_tosa
+from quantmark.configs.passes import arm_pass_manager
 from quantmark.configs.rewrites import rewrite
 from quantmark.observers.qparams import INT16_SYMMETRIC
 from quantmark.observers.rules import JoinOutcome, Outcome
@@ -100,3 +101,37 @@ def test_rules_name_files_of_executorch_that_exist(module: str) -> None:
     assert len(named) >= 2
     assert [path for path in named if not (Path(root) / path).is_file()] == []
     assert "executorch 1.5.1" in text
+
+
+@pytest.mark.arm
+def test_the_pass_that_stops_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    def stop(*_: object) -> None:
+        raise RuntimeError("no rule for aten.gru")
+
+    monkeypatch.setattr("executorch.backends.arm._passes.DecomposeMatmulPass.__call__", stop)
+    with pytest.raises(AnnotationError, match=r"RuntimeError: no rule for aten\.gru \(DecomposeMatmulPass\)\. Leave"):
+        rewrite(export(torch.nn.Linear(2, 2), (torch.ones(1, 2),)), "tosa", set())
+
+
+@pytest.mark.arm
+def test_running_arms_passes_in_a_row_changes_nothing() -> None:
+    from executorch.backends.arm._passes.arm_pass_manager import ArmPassManager
+    from executorch.backends.arm.tosa import TosaSpecification
+    from executorch.backends.arm.tosa.compile_spec import TosaCompileSpec
+
+    class Net(torch.nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            masked = torch.where(x > 0, x.mean((2, 3), keepdim=True), 2.0 / (x.abs() + 1))
+            return torch.softmax(masked.flatten(2).matmul(masked.flatten(2).transpose(1, 2)), -1)
+
+    def spelled(manager: ArmPassManager) -> tuple[str, torch.Tensor]:
+        graph = manager.transform_for_annotation_pipeline(export(Net(), (batch,), guards=False))
+        return graph.code, graph(batch)
+
+    batch = torch.linspace(-3, 3, 2 * 3 * 16).view(2, 3, 4, 4)
+    row = arm_pass_manager("TOSA-1.0+INT")
+    code, value = spelled(row)
+    assert len(row.passes) == 1
+    plain, wanted = spelled(ArmPassManager(TosaCompileSpec(TosaSpecification.create_from_string("TOSA-1.0+INT"))))
+    assert code == plain
+    assert torch.equal(value, wanted)
