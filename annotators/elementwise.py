@@ -34,7 +34,8 @@ def annotate_block_output(draft: Draft, block: Block, config: BackendConfig) -> 
 
 def annotate_own_output(draft: Draft, node: Node, config: BackendConfig) -> None:
     """Put the output of an op in a cell of its own, with the qparams that the backend dictates, if it does."""
-    name, scheme = op_name(node), config.activation.scheme
-    rules = config.ops.fixed
-    fixed = next((QParams(f.scale, f.zero_point, scheme) for f in rules if f.op == name), None) if rules else None
+    fixed = None
+    if config.ops.fixed:
+        name, scheme = op_name(node), config.activation.scheme
+        fixed = next((QParams(f.scale, f.zero_point, scheme) for f in config.ops.fixed if f.op == name), None)
     draft.put(node, draft.new_cell(node.name, node, config, fixed=fixed))

@@ -222,4 +222,9 @@ def users(node: Node) -> Sequence[Node]:
 
 def matters(node: Node) -> bool:
     """Tell whether a node is no guard and no shape look-up."""
-    return not op_name(node).startswith(_UNIMPORTANT) and node.target != "_guards_fn"
+    return _computes(node.target) if node.op == "call_function" else node.target != "_guards_fn"
+
+
+@of_operator
+def _computes(target: object) -> bool:
+    return not canonical_name(target).startswith(_UNIMPORTANT)

@@ -77,10 +77,11 @@ class _Movers:
         self.source_of: dict[Node, Node] = {}
         self.above_forks: set[Node] = set()
         moves = {}  # casts that change the dtype among them
+        movers = through | _CASTS
         for node in nodes:
             name = op_name(node)
             name = _mover(node) if name == "getitem" else name
-            if (name in through or name in _CASTS) and (source := moved(node)) is not None:
+            if name in movers and (source := moved(node)) is not None:
                 moves[node] = source
                 if name in through or _dtype(node) == _dtype(source):
                     self.source_of[node] = source

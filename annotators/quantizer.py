@@ -253,7 +253,8 @@ class BackendQuantizer(Quantizer):
         self._note(unknown if not inner else [])
         self._write(draft, roles, plan)
         tuples = Role.TUPLE
-        mark_inside({n: roles.configs[n].marker for n, role in roles.of.items() if role is not tuples})
+        inside = (n for n, role in roles.of.items() if Q_ANNOTATION_KEY not in n.meta and role is not tuples)
+        mark_inside({n: roles.configs[n].marker for n in inside})
         mark_inside({n: None for n in in_place if n.op == "call_function"})
         self._annotate_rest(model, scope)
         ops, outputs = account_ops(model.graph.nodes, roles, places, scope, ours_never)
