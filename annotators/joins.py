@@ -73,7 +73,7 @@ def relate_joins(draft: Draft, trees: Trees, roles: Roles) -> None:
     for node in joins:
         output = draft.outputs[node]
         found: dict[str, bool] = {}
-        nothing_else = True
+        nothing_else = all(value in draft.outputs for value in roles.read_by(node))  # not quantized by readers alone
         for value in roles.read_by(node):
             cell = cell_of[value]
             if cell is None or cell in draft.foreign or not _is_other(draft, cell, output):

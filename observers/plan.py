@@ -126,7 +126,7 @@ class Join:
         inputs: its operands that have cells, each cell once.
         may_float: no quantized op reads the output directly, so the join can be left float.
         rules: what is legal.
-        nothing_else: no other operand goes in, which would be quantized at the join's edge alone.
+        nothing_else: no other operand goes in, and none that is quantized by its readers alone, the join among them.
     """
 
     where: str

@@ -350,7 +350,7 @@ class Resolver:
             return
         needed = self.own(join.output)
         inputs = self._inputs(join)
-        if join.nothing_else and len(inputs) == len(join.inputs) and not any(i.cell in self.floats for i in inputs):
+        if join.nothing_else and len(inputs) == len(join.inputs) and not any(self._is_finer(i.cell) for i in inputs):
             # What comes in has steps already (a pool has its input's, however little is left of the range): a finer
             # scale would round it once more and win nothing.
             self.accept([join.output], self.clusters[inputs[0].cell].qparams.scale)
@@ -377,6 +377,10 @@ class Resolver:
             if operand.exclusive:
                 self.floors[operand.cell] = max(self.floors[operand.cell], needed)
             self.merge(both)
+
+    def _is_finer(self, cell: str) -> bool:
+        """Tell whether a cell's values reach their readers in smaller steps than its own: in float, or in int16."""
+        return cell in self.floats or cell in self.through
 
     def unfolded(self, join: Join, operand: str) -> Cluster | None:
         """Return the cluster of a join and an operand whose activations become ops of their own; None if none is."""

@@ -220,6 +220,18 @@ def test_pools_are_joined_at_the_scale_that_they_have() -> None:
     assert joined[1] - min(joined[0], 0.0) < 0.9 * (y[1] - y[0])
 
 
+def test_what_its_readers_quantize_has_no_steps_yet() -> None:
+    def function(x: Tensor, n: Any) -> Any:
+        y = torch.cat([x, x], 1).cumsum(1)  # float
+        left, right = y[:, :6], y[:, 6:]
+        return n.last(torch.cat([left, right], 1)), n.c(left), n.d(right)
+
+    for config, cut_as_integers in ((minmax_config(), True), (configs.cadence(estimator="minmax"), False)):
+        (join,) = run(Net(function), config).joins
+        assert len(join.inputs) == 2
+        assert join.nothing_else is cut_as_integers
+
+
 def test_joins_in_a_row() -> None:
     def function(x: Tensor, n: Any) -> Any:
         first = torch.stack([n.a(x), n.b(x)], 1)

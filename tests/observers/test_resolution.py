@@ -476,6 +476,15 @@ def test_a_join_is_no_finer_than_what_goes_in() -> None:
     assert run(True, a=1.0, b=0.5, out=0.5) is JoinOutcome.REQUANTIZE  # b is as fine as the join
 
 
+def test_a_join_is_finer_than_branches_of_a_wide_root() -> None:
+    above = family("r", "a", "b", wide=INT16_SYMMETRIC, rules=rules(Outcome.SHARED, Outcome.WIDE_ROOT))
+    together = join("out", "a", "b", exclusive=False, nothing_else=True)
+    plan = Plan(cells=cells("r", "a", "b", "out"), families=(above,), joins=(together,))
+    found = resolve(plan, ranges(r=10.0, a=1.0, b=1.0, out=0.5))
+    assert decision(found, "r (root)").outcome is Outcome.WIDE_ROOT
+    assert found.assignments["out"].qparams == choose_qparams(Range(-0.5, 0.5), plan.cells["out"].scheme)
+
+
 def test_a_contract_keeps_an_operand_apart_and_is_a_finding_where_that_is_illegal() -> None:
     for outcomes in ((JoinOutcome.SHARED, JoinOutcome.REQUANTIZE), (JoinOutcome.SHARED,)):
         plan = Plan(
