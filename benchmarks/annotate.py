@@ -1,7 +1,8 @@
 """What annotation costs: microseconds per node, from 100 to 10,000 nodes, beside executorch's own quantizers.
 
 Run with `python benchmarks/annotate.py`. CPU seconds of `transform_for_annotation` and `annotate` together, best of
-three, in one run; chains of convolution-free blocks (linear, relu, add, reshape), and one tensor with 1,000 branches.
+three, in one run, with the garbage collector off; chains of convolution-free blocks (linear, relu, add, reshape), and
+one tensor with 1,000 branches.
 """
 
 from __future__ import annotations

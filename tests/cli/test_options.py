@@ -230,7 +230,10 @@ def test_data_that_do_not_fit_are_one_line(
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_a_run_that_is_stopped_leaves_nothing(module: Path, number: int) -> None:
     (module / "stops.py").write_text(
-        f"import os\ndef model():\n    os.kill(os.getpid(), {int(number)})\n    return 0\n"
+        "import os, signal\n"
+        "if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # a shell starts jobs in the background so\n"
+        "    signal.signal(signal.SIGINT, signal.default_int_handler)\n"
+        f"def model():\n    os.kill(os.getpid(), {int(number)})\n    return 0\n"
     )
     (module / "out.pt2").write_text("the old one")
     command = [sys.executable, "-m", "quantmark", "quantize", "--model", "stops:model", "--backend", "xnnpack"]
