@@ -59,7 +59,7 @@ def why_stopped(error: Exception) -> str:
 
 
 class _Row:
-    """Passes that are run as one; code is generated where one says that it changed the graph."""
+    """Passes that are run as one: they read graphs, not code, which the manager generates when all have run."""
 
     def __init__(self) -> None:
         self.passes: list[Pass] = []
@@ -73,6 +73,4 @@ class _Row:
                 raise _PassError(f"{why_stopped(error)} ({type(each).__name__})") from error
             if result is not None:
                 model, modified = result.graph_module, modified or result.modified
-                if result.modified:
-                    model.recompile()
         return PassResult(model, modified)
