@@ -13,9 +13,10 @@ import difflib
 from typing import TYPE_CHECKING
 
 from ..observers.plan import Join, JoinInput
+from .blocks import clamp_bounds
 from .draft import alike
 from .graph import users, where
-from .roles import MOVEMENTS, Role, Roles
+from .roles import MOVEMENTS, Role, Roles, moved
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -68,12 +69,13 @@ def relate_joins(draft: Draft, trees: Trees, roles: Roles) -> None:
     if not joins:
         return
     cell_of = {value: _cell_of(draft, trees, value) for node in joins for value in roles.read_by(node)}
+    clamped = _clamped(roles)
     values, readers = _places_in(draft, {*cell_of.values(), *(draft.outputs[node] for node in joins)})
     outside: dict[str, set[Node]] = {}
     for node in joins:
         output = draft.outputs[node]
         found: dict[str, bool] = {}
-        nothing_else = all(value in draft.outputs for value in roles.read_by(node))  # not quantized by readers alone
+        nothing_else = all(value in draft.outputs and value not in clamped for value in roles.read_by(node))
         for value in roles.read_by(node):
             cell = cell_of[value]
             if cell is None or cell in draft.foreign or not _is_other(draft, cell, output):
@@ -100,6 +102,15 @@ def _cell_of(draft: Draft, trees: Trees, value: Node) -> str | None:
     if segment is not None and segment.cell in draft.cells and draft.holds_values(segment.cell):
         return segment.cell
     return draft.outputs.get(value) or draft.existing_float_cell(value)
+
+
+def _clamped(roles: Roles) -> set[Node]:
+    """Return the values that a clamp with its input's qparams has bounded, seldom at one of their steps."""
+    found: set[Node] = set()
+    for node, role in roles.of.items():
+        if role in MOVEMENTS and (clamp_bounds(node) is not None or moved(node) in found):
+            found.add(node)
+    return found
 
 
 def _is_other(draft: Draft, cell: str, output: str) -> bool:

@@ -126,7 +126,8 @@ class Join:
         inputs: its operands that have cells, each cell once.
         may_float: no quantized op reads the output directly, so the join can be left float.
         rules: what is legal.
-        nothing_else: no other operand goes in, and none that is quantized by its readers alone, the join among them.
+        nothing_else: no other operand goes in, none that is quantized by its readers alone (the join among them), and
+            none that a clamp bounds between two of its steps, which a finer scale would put right.
     """
 
     where: str

@@ -350,9 +350,7 @@ class Resolver:
             return
         needed = self.own(join.output)
         inputs = self._inputs(join)
-        if join.nothing_else and len(inputs) == len(join.inputs) and not any(self._is_finer(i.cell) for i in inputs):
-            # What comes in has steps already (a pool has its input's, however little is left of the range): a finer
-            # scale would round it once more and win nothing.
+        if self._have_steps(join, inputs):
             self.accept([join.output], self.clusters[inputs[0].cell].qparams.scale)
         for operand in inputs:
             if operand.cell in self.floats or self.clusters[operand.cell] is self.clusters[join.output]:
@@ -378,9 +376,19 @@ class Resolver:
                 self.floors[operand.cell] = max(self.floors[operand.cell], needed)
             self.merge(both)
 
-    def _is_finer(self, cell: str) -> bool:
-        """Tell whether a cell's values reach their readers in smaller steps than its own: in float, or in int16."""
-        return cell in self.floats or cell in self.through
+    def _have_steps(self, join: Join, inputs: list[JoinInput]) -> bool:
+        """Tell whether all that a join reads has about the same steps already, so that a finer scale wins nothing.
+
+        A pool has its input's steps, however little is left of the range: a finer scale would round once more. Not so
+        where an operand is float or int16 up to the join, nor where one would stay apart: it is rounded at both scales.
+        """
+        cells = {operand.cell for operand in inputs}
+        finer = self.floats | self.through.keys() | self.plan.apart
+        if not (inputs and join.nothing_else and len(inputs) == len(join.inputs)) or cells & finer:
+            return False
+        everyone = united([self.clusters[cell] for cell in (join.output, *sorted(cells))])
+        finest, budget = self.clusters[inputs[0].cell].qparams.scale, join.rules.max_sharing_loss_db
+        return everyone is not None and sharing_loss_db(finest, everyone.qparams.scale) <= budget + TOLERANCE_DB
 
     def unfolded(self, join: Join, operand: str) -> Cluster | None:
         """Return the cluster of a join and an operand whose activations become ops of their own; None if none is."""

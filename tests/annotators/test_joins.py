@@ -220,6 +220,18 @@ def test_pools_are_joined_at_the_scale_that_they_have() -> None:
     assert joined[1] - min(joined[0], 0.0) < 0.9 * (y[1] - y[0])
 
 
+@pytest.mark.arm
+def test_a_clamp_at_its_inputs_scale_is_put_right_where_it_is_joined() -> None:
+    def function(x: Tensor, n: Any) -> Any:
+        y = n.a(x)
+        ends = [y.clamp(-0.2, 0.2).flip(1), y.clamp(-0.1, 0.1).unsqueeze(1).squeeze(1)]
+        return torch.cat(ends, 1), n.b(y)
+
+    found = run(Net(function), configs.arm_tosa(estimator="minmax"))
+    assert [join.nothing_else for join in found.joins] == [False]
+    assert found.decisions[0].outcome is JoinOutcome.REQUANTIZE
+
+
 def test_what_its_readers_quantize_has_no_steps_yet() -> None:
     def function(x: Tensor, n: Any) -> Any:
         y = torch.cat([x, x], 1).cumsum(1)  # float

@@ -476,6 +476,14 @@ def test_a_join_is_no_finer_than_what_goes_in() -> None:
     assert run(True, a=1.0, b=0.5, out=0.5) is JoinOutcome.REQUANTIZE  # b is as fine as the join
 
 
+def test_a_join_stays_fine_for_an_operand_that_would_be_rounded_at_both_scales() -> None:
+    together = join("out", "a", "b", exclusive=False, nothing_else=True)
+    plan = Plan(cells=cells("a", "b", "out"), joins=(together,))
+    found = resolve(plan, ranges(a=1.0, b=1.2, out=0.5))  # 1.6 dB apart, 0.5 allowed
+    assert decision(found, "out").outcome is JoinOutcome.REQUANTIZE
+    assert found.assignments["out"].qparams == choose_qparams(Range(-0.5, 0.5), plan.cells["out"].scheme)
+
+
 def test_a_join_is_finer_than_branches_of_a_wide_root() -> None:
     above = family("r", "a", "b", wide=INT16_SYMMETRIC, rules=rules(Outcome.SHARED, Outcome.WIDE_ROOT))
     together = join("out", "a", "b", exclusive=False, nothing_else=True)
