@@ -23,7 +23,7 @@ from torch.fx import Node
 from torchao.quantization.pt2e.utils import create_getattr_from_value
 
 from ..configs.base import BiasKind
-from ..configs.ops import HEADS
+from ..configs.ops import BATCH_NORMS, HEADS
 from ..observers.errors import AnnotationError
 from ..observers.qparams import choose_channel_qparams
 from .graph import argument, constant_tensor, is_constant, is_float_tensor, op_name, rank, users, value_of, where
@@ -41,11 +41,33 @@ if TYPE_CHECKING:
     WritePair = Callable[[Node, Node, Tensor, Tensor], Node]
 
 _ATEN = torch.ops.aten
-_TORCHAO_FOLDS: Final = frozenset(
-    {_ATEN.conv1d.default, _ATEN.conv2d.default, _ATEN.conv_transpose1d.default, _ATEN.conv_transpose2d.input}
-)
+_TORCHAO_FOLDS: Final[dict[object, int]] = {  # in the order in which it does
+    _ATEN.conv1d.default: 0,
+    _ATEN.conv2d.default: 1,
+    _ATEN.conv_transpose1d.default: 2,
+    _ATEN.conv_transpose2d.input: 3,
+}
 _DEPTHWISE: Final = {1: _ATEN.conv1d.default, 2: _ATEN.conv2d.default, 3: _ATEN.conv3d.default}  # by spatial axes
 _STATISTICS: Final = ("weight", "bias", "running_mean", "running_var")
+
+
+def order_in_training(model: GraphModule) -> list[Node]:
+    """Return the nodes in the order that they have after `prepare_qat_pt2e`, which reads annotations in that order.
+
+    torchao (0.18) puts a convolution and its batch norm anew before the first reader of the norm, kind by kind, those
+    with a bias first. A shared spec must come after the one that it names, or torchao stops with an AssertionError.
+    """
+    place = {node: index for index, node in enumerate(model.graph.nodes)}
+
+    def key(node: Node) -> tuple[float, int, bool]:
+        norm = next(iter(node.users)) if len(node.users) == 1 else node
+        is_pair = node.target in _TORCHAO_FOLDS and op_name(norm) in BATCH_NORMS
+        if not is_pair or not isinstance(argument(norm, "weight"), Node):
+            return place[node], 0, False
+        reader = min((place[user] for user in norm.users), default=place[norm])
+        return reader - 0.5, _TORCHAO_FOLDS[node.target], argument(node, 2) is None
+
+    return sorted(place, key=key)
 
 
 def part_norms(model: GraphModule) -> None:

@@ -49,7 +49,9 @@ def relate_wishes(draft: Draft, trees: Trees, links: Sequence[Sequence[str]], un
 
     def cell(name: str) -> str | None:
         found = _cell_of(draft, trees, nodes[name]) if name in nodes else None
-        if found is None:
+        if found is None and name in nodes:
+            messages.append(f"{where(nodes[name])} stays float: only quantized tensors can be linked, or kept apart")
+        elif found is None:
             near = difflib.get_close_matches(name, nodes, n=3, cutoff=0.4)
             messages.append(f"no quantized tensor is called {name!r}{'; nearest: ' + ', '.join(near) if near else ''}")
         return found

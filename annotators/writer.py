@@ -28,6 +28,7 @@ from .conversion import (
     PlannedPerChannelFakeQuantize,
     PlannedPerChannelObserver,
 )
+from .folding import order_in_training
 from .graph import constant_tensor, is_constant, matters, where
 
 if TYPE_CHECKING:
@@ -92,7 +93,8 @@ def write(draft: Draft, plan: Plan, presets: dict[str, Estimator] | None = None)
     """
     specs = _Specs(draft, plan, presets or {})
     (outputs, reads), shared = draft.places, specs.shared
-    for node in draft.model.graph.nodes:
+    in_training = any(sketch.config.is_qat for sketch in draft.cells.values())
+    for node in order_in_training(draft.model) if in_training else draft.model.graph.nodes:
         edges, cell = reads.get(node), outputs.get(node)
         if edges is None and cell is None:
             continue

@@ -9,6 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.testing import assert_close
+from torchao.quantization.pt2e.quantize_pt2e import prepare_qat_pt2e
 
 from quantmark import BackendQuantizer, configs, observe_ranges, quantize, sqnr_db
 from quantmark.configs import BackendConfig
@@ -129,3 +130,37 @@ def test_no_norm_is_folded_into_what_something_else_reads(how: str) -> None:
         assert sqnr_db(net(batches[0]), found.model(batches[0])) > 33
         if config.weight.per_channel:
             assert calls(found.model, "batch_norm", "alias") == []
+
+
+class Forked(nn.Module):
+    """Convolutions of one float input, in training read in another order than they are written in."""
+
+    def __init__(self, function: Callable[[nn.ModuleList, Tensor], tuple[Tensor, ...]]) -> None:
+        super().__init__()
+        self.function = function
+        layers = (nn.Sequential(nn.Conv2d(4, 4, 3, bias=bias), nn.BatchNorm2d(4)) for bias in (True, False, True))
+        self.layers = nn.ModuleList([*layers, nn.Conv2d(4, 4, 3)])
+
+    def forward(self, x: Tensor) -> tuple[Tensor, ...]:
+        return self.function(self.layers, x)
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda m, x: (m[0](x), m[2](x) * 10.0),
+        lambda m, x: (m[1](x), m[0](x)),
+        lambda m, x: (m[1](x), m[0](x) * 2.0, m[2](x), m[3](x)),
+        lambda m, x: (m[3](x), m[0](x)),
+        lambda m, x: (m[0](m[2](x)), m[1](x).abs()),
+    ],
+    ids=["first read last", "the bias goes first", "three and one without", "one without first", "in a row"],
+)
+def test_convolutions_of_one_input_can_be_trained(
+    function: Callable[[nn.ModuleList, Tensor], tuple[Tensor, ...]],
+) -> None:
+    graph = export(Forked(function).train(), (torch.randn(8, 4, 8, 8),))
+    prepared = prepare_qat_pt2e(graph, BackendQuantizer(configs.xnnpack(is_qat=True)))
+    (x,) = (node for node in prepared.graph.nodes if node.op == "placeholder")
+    readers = [user for user in x.users if user.target != "_guards_fn"]
+    assert len({id(prepared.get_submodule(str(user.target))) for user in readers}) == 1

@@ -11,13 +11,24 @@ import torch
 from torch import Tensor, nn
 from torch.fx import Node
 
-from quantmark import check, configs
+from quantmark import AnnotationWarning, SharingConflictError, check, configs
 from quantmark.annotators.measure import observe_ranges
 from quantmark.annotators.quantizer import BackendQuantizer
 from quantmark.configs.base import BackendConfig, BlockRules
 from quantmark.observers.plan import Join
 from quantmark.observers.rules import BranchRules, Decision, JoinOutcome, JoinRules, Outcome
-from support.flow import Flow, Pair, calls, is_dequantize, is_quantize, minmax_config, pair_of, quantize, sqnr_db
+from support.flow import (
+    Flow,
+    Pair,
+    calls,
+    export,
+    is_dequantize,
+    is_quantize,
+    minmax_config,
+    pair_of,
+    quantize,
+    sqnr_db,
+)
 
 BATCH = (torch.randn(8, 6, generator=torch.Generator().manual_seed(0)),)
 
@@ -345,3 +356,61 @@ def test_a_pool_with_one_operand_is_a_join_where_movement_is_not_quantized() -> 
     (after,) = pool.users
     assert is_quantize(after)
     assert pair_of(after) == pair_of(source)
+
+
+def _linked(function: Callable[..., Any], *links: tuple[str, ...], unlinked: str = "", minimum: float = 20.0) -> Flow:
+    quantizer = BackendQuantizer(minmax_config())
+    for link in links:
+        quantizer.link(*link)
+    if unlinked:
+        quantizer.unlink(unlinked)
+    net = Net(function, (0.1, 1.0, 1.0, 1.0)).eval()
+    flow = quantize(net, BATCH, quantizer)
+    outputs_of = flow.converted(*BATCH)
+    assert all(sqnr_db(a, b) > minimum for a, b in zip(net(*BATCH), outputs_of, strict=True))
+    return flow
+
+
+def apart(x: Tensor, n: Any) -> Any:
+    y, z = n.a(x), n.b(x)
+    return n.c(y), n.d(z)
+
+
+def test_tensors_that_the_user_links_share() -> None:
+    def written(flow: Flow) -> list[Pair]:
+        return [pair_of(user) for linear in calls(flow.converted, "linear")[:2] for user in linear.users]
+
+    small, large = written(_linked(apart))
+    assert small.scale < 0.5 * large.scale
+    one, other = written(_linked(apart, ("linear", "linear_1"), minimum=10.0))
+    assert one == other == large
+
+
+def test_a_link_that_no_qparams_serve_is_an_error() -> None:
+    def function(x: Tensor, n: Any) -> Any:
+        return n.c(torch.relu(n.a(x))), n.d(n.b(x))
+
+    with pytest.raises(SharingConflictError, match=r"no qparams serve all that was linked: relu .*unlink one of them"):
+        _linked(function, ("relu", "linear_2"))
+
+
+def test_a_tensor_that_the_user_unlinks_is_requantized_where_it_is_joined() -> None:
+    def function(x: Tensor, n: Any) -> Any:
+        return n.last(torch.cat([n.a(x), n.b(x)], 1)), n.c(x)
+
+    def operands(flow: Flow) -> list[Pair]:
+        return [pair_of(user) for linear in calls(flow.converted, "linear")[:2] for user in linear.users]
+
+    assert len(set(operands(_linked(function)))) == 1
+    small, large = operands(_linked(function, unlinked="linear"))
+    assert small.scale < 0.5 * large.scale
+
+
+def test_a_link_to_what_is_not_there_or_float_is_said() -> None:
+    quantizer = BackendQuantizer(minmax_config()).link("linear", "linaer_1").unlink("cumsum")
+    graph = export(Net(lambda x, n: (n.c(n.a(x)), x.cumsum(1))).eval(), BATCH)
+    with pytest.warns(AnnotationWarning) as found:
+        quantizer.annotate(quantizer.transform_for_annotation(graph))
+    messages = [str(each.message) for each in found]
+    assert any("no quantized tensor is called 'linaer_1'; nearest: linear_1" in each for each in messages)
+    assert any("cumsum (cumsum) stays float: only quantized tensors" in each for each in messages)
