@@ -84,13 +84,21 @@ class Sketch:
     fixed: QParams | None
     follows: frozenset[str]
     may_unfold: bool = False
+    headroom: float | None = None
     values: dict[str, None] = field(default_factory=dict)
 
     def cell(self) -> Cell:
         """Return the cell as data."""
-        values = tuple(self.values)
         return Cell(
-            self.name, self.where, self.scheme, values, self.contract, self.may_unfold, self.fixed, self.follows
+            self.name,
+            self.where,
+            self.scheme,
+            tuple(self.values),
+            self.contract,
+            self.may_unfold,
+            self.fixed,
+            self.follows,
+            self.headroom,
         )
 
 

@@ -41,7 +41,7 @@ from .nested import (
 from .roles import Role, Roles, assign_roles
 from .scope import Rule, Scope, filter_rule, name_rule, operator_rule, type_rule
 from .settle import settle
-from .spectra import for_spectrum, spectrum_values
+from .spectra import for_spectrum, small_end, spectrum_values
 from .transform import spell_norms, transform
 from .validate import validate
 from .writer import fresh_spec, mark_inside, write
@@ -396,7 +396,9 @@ def _read_block(draft: Draft, block: Block, trees: Trees, roles: Roles) -> None:
 
 def _read_operands(draft: Draft, node: Node, trees: Trees, roles: Roles, config: BackendConfig) -> None:
     for value in roles.read_by(node):
-        _read(draft, trees, value, node, config)
+        cell = _read(draft, trees, value, node, config)
+        if config.ops.table_headroom is not None and small_end(node) is value:
+            draft.cells[cell].headroom = config.ops.table_headroom
 
 
 def _read(draft: Draft, trees: Trees, value: Node, reader: Node, config: BackendConfig) -> str:

@@ -42,14 +42,15 @@ def spectrum_values(model: GraphModule) -> set[Node]:
     found: set[Node] = set()
     for node in model.graph.nodes:
         name = op_name(node)
-        if name in _ENDS and (source := _small_end(node, name)) is not None:
+        if name in _ENDS and (source := small_end(node)) is not None:
             way = _upstream(source)
             found |= way | {node} if way else way
     return found
 
 
-def _small_end(node: Node, name: str) -> Node | None:
-    """Return the operand whose small values the op looks at, or None."""
+def small_end(node: Node) -> Node | None:
+    """Return the operand whose small values the op looks at (a logarithm, root, reciprocal or divisor), or None."""
+    name = op_name(node)
     operand: object = None
     if name in _LOOKS_AT_SMALL:
         operand = argument(node, 0)

@@ -70,6 +70,9 @@ _SELECTS: Final = frozenset(
     {"slice", "select", "narrow", "split", "split_with_sizes", "chunk", "unbind", "index_select"}
 )
 _HEADROOM: Final = 2.0  # 16 bit: a bit of resolution costs nothing, a value that calibration did not see saturates
+_TABLE_HEADROOM: Final = (
+    1.25  # log, rsqrt and reciprocal, from 2: 1 to 5 dB on the reference model; at 1 values saturate
+)
 _MAX_IDLE_LOSS_DB: Final = 24.1  # four bits: only integers are moved inside the delegate, read by a quantized op or not
 _STEPS: Final = frozenset({"floor", "ceil"})
 _JOINS: Final = frozenset({"cat", "concat", "concatenate", "stack", "hstack", "vstack", "where"})
@@ -174,6 +177,7 @@ def integer_config(
             selects=_SELECTS - lacks,
             joins=_JOINS - lacks,
             spectra=Spectra.WIDE if wide else Spectra.KEEP,
+            table_headroom=_TABLE_HEADROOM,
         ),
         marker=_MARKER,
         rewrite=rewrite,

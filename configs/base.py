@@ -202,6 +202,9 @@ class OpRules:
             a dequantize above and a quantize below (for backends whose passes move the quantize themselves).
         constants: lift scalar operands of add, sub and mul to constants, which are quantized as activations.
         spectra: what becomes of squares that feed a logarithm, a root or a reciprocal.
+        table_headroom: the most headroom of what a logarithm, a root or a reciprocal reads, or None for the scheme's:
+            where the backend computes them from a table of few entries with straight lines between them, each entry
+            that headroom takes is missed where these functions are steep.
         global_pools_only: mean and adaptive_avg_pool2d are quantized only where they reduce H and W of [N, C, H, W]
             to 1 x 1.
     """
@@ -214,10 +217,13 @@ class OpRules:
     quantize_movement: bool = True
     constants: bool = True
     spectra: Spectra = Spectra.FLOAT
+    table_headroom: float | None = None
     global_pools_only: bool = False
 
     def __post_init__(self) -> None:
         check_fields(self, "ops")
+        if self.table_headroom is not None and not self.table_headroom >= 1.0:
+            raise ConfigError(f"ops.table_headroom must be at least 1, got {self.table_headroom}")
         fixed = [each.op for each in self.fixed]
         require_names("ops.fixed", fixed, self.own)
         listed = [op for names in (self.own, self.shared, self.selects, self.joins) for op in names]

@@ -46,6 +46,7 @@ class Cell(NamedTuple):
         fixed: qparams that the backend dictates, or None.
         follows: cells that must all be quantized for this one to be: a weight follows its op's input and output,
             because kernels for int8 weights take and give int8 activations.
+        headroom: what it may have at most of its scheme's headroom, or None.
     """
 
     name: str
@@ -56,6 +57,7 @@ class Cell(NamedTuple):
     may_unfold: bool = False
     fixed: QParams | None = None
     follows: frozenset[str] = frozenset()
+    headroom: float | None = None
 
 
 class Leaf(NamedTuple):

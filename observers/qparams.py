@@ -153,8 +153,10 @@ class QParams:
         return lower_ok and (bounds.upper is None or limits.max <= bounds.upper + slack)
 
 
-def choose_qparams(range_: Range, scheme: Scheme, bounds: Bounds = UNBOUNDED) -> QParams:
+def choose_qparams(range_: Range, scheme: Scheme, bounds: Bounds = UNBOUNDED, headroom: float | None = None) -> QParams:
     """Return the qparams that spend every code of `scheme` on `range_`, clamped to `bounds`, and on 0.
+
+    `headroom` takes the place of the scheme's where it is less.
 
     The scale is rounded to float32, the type that every backend stores. A tensor that is 0 throughout gets
     the qparams of [0, 1], cut at the bounds, so that no kernel meets a ratio of scales beyond its limits.
@@ -162,7 +164,7 @@ def choose_qparams(range_: Range, scheme: Scheme, bounds: Bounds = UNBOUNDED) ->
     seen = range_.clamp(bounds).with_zero()
     if seen.min == seen.max:
         seen = _stand_in(bounds)
-    return _at_scale(seen, scheme, scale_of(seen, replace(scheme, headroom=1.0) if bounds.is_bounded else scheme))
+    return _at_scale(seen, scheme, scale_of(seen, scheme, 1.0 if bounds.is_bounded else headroom))
 
 
 def coarser_qparams(range_: Range, scheme: Scheme, bounds: Bounds, scale: float) -> QParams:
@@ -185,8 +187,11 @@ def _stand_in(bounds: Bounds) -> Range:
     return lower if lower.min < 0.0 else _UNIT
 
 
-def scale_of(range_: Range, scheme: Scheme) -> float:
-    """Return the scale, in real units per code, that `scheme` needs to cover `range_` and 0."""
+def scale_of(range_: Range, scheme: Scheme, headroom: float | None = None) -> float:
+    """Return the scale, in real units per code, that `scheme` needs to cover `range_` and 0.
+
+    `headroom` takes the place of the scheme's where it is less.
+    """
     low, high = min(range_.min, 0.0), max(range_.max, 0.0)
     if scheme.symmetric:
         zero = scheme.symmetric_zero_point
@@ -194,7 +199,8 @@ def scale_of(range_: Range, scheme: Scheme) -> float:
         scale = max(high / above if above else 0.0, -low / below if below else 0.0)
     else:
         scale = high / (scheme.quant_max - scheme.quant_min) - low / (scheme.quant_max - scheme.quant_min)
-    return max(_to_float32(scale * scheme.headroom), _to_float32(scheme.eps))
+    factor = scheme.headroom if headroom is None else min(headroom, scheme.headroom)
+    return max(_to_float32(scale * factor), _to_float32(scheme.eps))
 
 
 def choose_channel_qparams(low: torch.Tensor, high: torch.Tensor, scheme: Scheme) -> tuple[torch.Tensor, torch.Tensor]:

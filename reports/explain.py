@@ -104,7 +104,7 @@ def sharing_members(record: Record) -> list[list[Member]]:
             if seen is None or not given:
                 continue
             cell = reader.plan.cells[name]
-            own = cell.fixed or choose_qparams(seen, cell.scheme, cell.contract)
+            own = cell.fixed or choose_qparams(seen, cell.scheme, cell.contract, cell.headroom)
             given += joined if joined != given else []
             members.append(Member(name, cell.values, own, tuple(given)))
         found.append(members)

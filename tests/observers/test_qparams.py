@@ -272,6 +272,14 @@ def test_there_is_no_headroom_beyond_an_activation(scheme: Scheme) -> None:
     assert roomy.scale == choose_qparams(Range(-5.0, 5.0), scheme, bounds).scale
 
 
+@pytest.mark.parametrize(("given", "used"), [(None, 2.0), (1.25, 1.25), (1.0, 1.0), (4.0, 2.0)])
+def test_a_tensor_can_have_less_headroom_than_its_scheme(given: float | None, used: float) -> None:
+    roomy = replace(INT16_SYMMETRIC, headroom=2.0)
+    found = choose_qparams(Range(-1.0, 3.0), roomy, headroom=given)
+    assert found.scale == pytest.approx(3.0 * used / 32767)
+    assert found.scheme == roomy
+
+
 @pytest.mark.parametrize("headroom", [0.5, 17.0, float("nan")])
 def test_headroom_is_a_small_factor(headroom: float) -> None:
     with pytest.raises(ConfigError, match="headroom"):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -203,6 +204,17 @@ def test_alike_branches_of_a_float_root_share() -> None:
     assert found.assignments["a"].qparams == found.assignments["b"].qparams
     assert found.assignments["a"].qparams == choose_qparams(Range(-1.02, 1.7), plan.cells["a"].scheme)
     assert "0.0" in decision(found, "None").reason
+
+
+def test_alike_branches_have_the_least_headroom_among_them() -> None:
+    roomy = replace(INT16_SYMMETRIC, headroom=2.0)
+    plan = Plan(
+        cells=cells(a=cell("a", roomy), b=cell("b", roomy, headroom=1.25), c=cell("c", roomy)),
+        families=(family(None, "a", "b"),),
+    )
+    found = resolve(plan, ranges(a=1.0, b=1.02, c=1.0)).assignments
+    assert found["a"].qparams == found["b"].qparams == choose_qparams(Range(-1.02, 1.02), roomy, headroom=1.25)
+    assert found["c"].qparams == choose_qparams(Range(-1.0, 1.0), roomy)
 
 
 def test_branches_that_differ_are_independent() -> None:

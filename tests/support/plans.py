@@ -89,7 +89,7 @@ _BUDGETS = st.sampled_from([0.0, 0.5, 6.02, 30.0])
 @st.composite
 def _cell_and_range(draw: st.DrawFn, name: str) -> tuple[Cell, Range]:
     low, high = -draw(_ENDS), draw(_ENDS)
-    kind = draw(st.sampled_from(["plain"] * 6 + ["relu", "relu6", "symmetric", "one_sided", "fixed"]))
+    kind = draw(st.sampled_from(["plain"] * 6 + ["relu", "relu6", "symmetric", "one_sided", "roomy", "fixed"]))
     if kind in {"relu", "relu6"}:
         contract = RELU if kind == "relu" else RELU6
         return cell(name, contract=contract, may_unfold=draw(st.booleans())), Range(low, high).clamp(contract)
@@ -97,6 +97,9 @@ def _cell_and_range(draw: st.DrawFn, name: str) -> tuple[Cell, Range]:
         return cell(name, INT8_SYMMETRIC), Range(low, high)
     if kind == "one_sided":
         return cell(name, INT8_SYMMETRIC.one_sided(), contract=RELU), Range(0.0, high)
+    if kind == "roomy":
+        headroom = draw(st.sampled_from([None, 1.25]))
+        return cell(name, replace(INT8_SYMMETRIC, headroom=2.0), headroom=headroom), Range(low, high)
     if kind == "fixed":
         return cell(name, fixed=SIGMOID), Range(0.0, min(high, 1.0))
     return cell(name, INT8_AFFINE), Range(low, high)
