@@ -211,12 +211,11 @@ def annotate_head(
     follows = frozenset({entry, draft.outputs[block.output]})
     per_channel = is_per_channel(head, rule, config)
     cell = f"{weight.name}#{rule.channel_axis if per_channel else 'tensor'}"
-    if cell not in draft.cells:
-        scheme = config.weight.conv_scheme if "conv" in op_name(head) else None
-        draft.new_cell(cell, weight, config, scheme=scheme or config.weight.scheme, follows=follows)
-        draft.weights[cell] = _weight(cell, weight, rule.channel_axis if per_channel else None, config)
-    elif draft.cells[cell].follows != follows:  # read by several ops: it is quantized whatever becomes of one
-        draft.unfollow(cell)
+    if cell in draft.cells:  # of a layer called twice, say: one call may stay float, and the other not
+        cell = f"{cell}->{head.name}"
+    scheme = config.weight.conv_scheme if "conv" in op_name(head) else None
+    draft.new_cell(cell, weight, config, scheme=scheme or config.weight.scheme, follows=follows)
+    draft.weights[cell] = _weight(cell, weight, rule.channel_axis if per_channel else None, config)
     draft.put_edge(weight, head, cell)
     bias = argument(head, rule.bias) if rule.bias is not None else None
     if isinstance(bias, Node) and config.bias.kind is BiasKind.INT32_DERIVED:

@@ -20,6 +20,7 @@ from torchao.quantization.pt2e.utils import create_getattr_from_value
 from ..observers.observer import PerChannelBiasObserver, PerChannelRangeObserver, RangeObserver
 from ..observers.qparams import QParams
 from .folding import fold_batch_norms, own_biases
+from .graph import constant_tensor
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -149,14 +150,20 @@ def _channel_pair(
     observer: PerChannelRangeObserver | PerChannelBiasObserver,
     qparams: tuple[Tensor, Tensor],
 ) -> Node:
-    """Write a per-channel pair for a value before a place, and return what it dequantizes to."""
+    """Write a per-channel pair for a value before a place, unless there is one; return what it dequantizes to."""
     graph = place.graph
+    codes = (observer.ch_axis, observer.quant_min, observer.quant_max, observer.dtype)
+    for twin in value.users:  # a layer called twice: the weight was quantized just so for another call
+        if twin.target is _LIB.quantize_per_channel.default and twin.args[3:] == codes:
+            known = (constant_tensor(model, cast("Node", each)) for each in twin.args[1:3])
+            if all(a is not None and torch.equal(a, b) for a, b in zip(known, qparams, strict=True)):
+                return next(iter(twin.users))
     with graph.inserting_before(place):
         names = [
             create_getattr_from_value(model, graph, f"_{suffix}", tensor, tensor.device)
             for suffix, tensor in zip(("scale", "zero_point"), qparams, strict=True)
         ]
-        args = (*names, observer.ch_axis, observer.quant_min, observer.quant_max, observer.dtype)
+        args = (*names, *codes)
         quantized = graph.call_function(_LIB.quantize_per_channel.default, (value, *args))
         dequantized = graph.call_function(_LIB.dequantize_per_channel.default, (quantized, *args), _out_dtype(value))
     _describe(place, value, quantized, dequantized, observer.dtype)

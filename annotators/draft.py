@@ -170,10 +170,6 @@ class Draft:
         """Tell whether any place was put in the cell."""
         return bool(self.cells[cell].values)
 
-    def unfollow(self, cell: str) -> None:
-        """Quantize the cell whatever becomes of the one that it followed."""
-        self.cells[cell].follows = frozenset()
-
     def output_cell(self, node: Node) -> str | None:
         """Return the cell of the node's output, or None where it is float.
 

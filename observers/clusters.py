@@ -106,7 +106,8 @@ def united(clusters: Sequence[Cluster], *, dictated: bool = False) -> Cluster | 
 
 def own_scale(cell: Cell, range_: Range) -> float:
     """Return the scale that the cell would have by itself, in real units per code."""
-    return cell.fixed.scale if cell.fixed else scale_of(range_.clamp(cell.contract), cell.scheme, cell.headroom)
+    headroom = 1.0 if cell.contract.is_bounded else cell.headroom
+    return cell.fixed.scale if cell.fixed else scale_of(range_.clamp(cell.contract), cell.scheme, headroom)
 
 
 def is_spread(range_: Range) -> bool:

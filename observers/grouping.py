@@ -144,11 +144,12 @@ def _point(range_: Range, scheme: Scheme) -> _Point:
     low, high = min(range_.min, 0.0), max(range_.max, 0.0)
     if not scheme.symmetric:
         codes = scheme.quant_max - scheme.quant_min
-        below, above = -low / codes, high / codes
+        below, above = -low / codes * scheme.headroom, high / codes * scheme.headroom
         return _Point(below + above, below, above, scale)
     zero = scheme.symmetric_zero_point
     codes_above, codes_below = scheme.quant_max - zero, zero - scheme.quant_min
     need = max(high / codes_above if codes_above else 0.0, -low / codes_below if codes_below else 0.0)
+    need *= scheme.headroom
     return _Point(need, 0.0, need, scale)
 
 

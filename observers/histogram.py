@@ -247,7 +247,10 @@ class ExpectedError:
 
 
 def _grid(low: Array, high: Array, scheme: Scheme) -> tuple[Array, Array]:
-    """Return the scale, as `qparams.scale_of`, and the first code less the zero point; low <= 0 <= high."""
+    """Return the scale and the first code less the zero point; low <= 0 <= high.
+
+    As `qparams.scale_of`, but without headroom: that is for values that no histogram has.
+    """
     if scheme.symmetric:
         below = scheme.symmetric_zero_point - scheme.quant_min
         above = scheme.quant_max - scheme.symmetric_zero_point

@@ -221,7 +221,7 @@ def choose_channel_qparams(low: torch.Tensor, high: torch.Tensor, scheme: Scheme
     else:
         codes = scheme.quant_max - scheme.quant_min
         scale = high / codes - low / codes
-    scale = scale.to(torch.float32).clamp(min=_to_float32(scheme.eps))
+    scale = (scale * scheme.headroom).to(torch.float32).clamp(min=_to_float32(scheme.eps))
     if not bool(torch.isfinite(scale).all()):
         raise RangeError("a channel's range is NaN, infinite, or too wide for a float32 scale")
     dead = high == low

@@ -4,6 +4,7 @@ import math
 import random
 import time
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from functools import cache
 from itertools import combinations
 
@@ -36,6 +37,8 @@ SCHEMES = {
     "restricted": Scheme(quant_min=-100, quant_max=27),
     "uneven symmetric": Scheme(quant_min=-128, quant_max=27, symmetric=True),
     "floor": Scheme(eps=2.0**-10),
+    "headroom": Scheme(headroom=1.25),
+    "int16 with headroom": replace(INT16_SYMMETRIC, headroom=2.0),
 }
 any_scheme = st.sampled_from(list(SCHEMES.values()))
 affine_scheme = st.sampled_from([scheme for scheme in SCHEMES.values() if not scheme.symmetric])

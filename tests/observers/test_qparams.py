@@ -33,10 +33,10 @@ def restricted(dtype: torch.dtype, first: int, last: int) -> Scheme:
 UINT8 = Scheme(dtype=torch.uint8, quant_min=0, quant_max=255)
 INT16 = Scheme(dtype=torch.int16, quant_min=-32768, quant_max=32767)
 FLOORED = Scheme(eps=2.0**-12)
-affine = st.sampled_from([INT8_AFFINE, UINT8, INT16, FLOORED]) | st.builds(
+affine = st.sampled_from([INT8_AFFINE, UINT8, INT16, FLOORED, Scheme(headroom=1.25)]) | st.builds(
     restricted, st.just(torch.int8), st.integers(-128, -1), st.integers(0, 127)
 )
-symmetric = st.sampled_from([INT8_SYMMETRIC, INT16_SYMMETRIC]) | st.builds(
+symmetric = st.sampled_from([INT8_SYMMETRIC, INT16_SYMMETRIC, replace(INT16_SYMMETRIC, headroom=2.0)]) | st.builds(
     lambda low, high: Scheme(quant_min=low, quant_max=high, symmetric=True),
     st.integers(-128, -1),
     st.integers(1, 127),
@@ -96,7 +96,7 @@ def test_no_code_is_wasted(range_: Range, scheme: Scheme) -> None:
         need = max(seen.max / (scheme.quant_max - zero), -seen.min / (zero - scheme.quant_min))
     else:
         need = (seen.max - seen.min) / (scheme.quant_max - scheme.quant_min)
-    assert qparams.scale == pytest.approx(need, rel=2 * ULP)
+    assert qparams.scale == pytest.approx(need * scheme.headroom, rel=2 * ULP)
 
 
 @given(ranges, ranges, schemes)
