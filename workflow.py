@@ -216,7 +216,7 @@ def _calibrated(
     with _status("Annotating", show=how.progress):
         prepared = prepare_pt2e(exported, quantizer)
     items = checked(
-        chain([first] if first else [], batches),
+        chain([] if first is None else [first], batches),
         graph_inputs(prepared),
         finite=quantizer.config.on_uncalibrated == "error",
     )

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from torch import Tensor
 
 from ..observers.errors import InputError
+from ..observers.observer import TOLERATE
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -76,8 +77,8 @@ def check_batch(batch: Batch, name: str, inputs: list[Node], *, finite: bool) ->
         if finite and value.is_floating_point() and not bool(value.isfinite().all()):
             bad = int((~value.isfinite()).sum())
             raise InputError(
-                f"{where} holds {bad} NaN or infinite value(s); mend or drop the batch, or set "
-                'on_uncalibrated="warn" in the config to go by the finite values'
+                f"{where} holds {bad} NaN or infinite value(s); mend or drop the batch, or {TOLERATE} "
+                "to go by the finite values"
             )
 
 

@@ -61,6 +61,7 @@ def observe_ranges(
             "observe_ranges takes an exported model: pass torch.export.export(model, inputs), or its .module(); "
             f"{got(model)}"
         )
+    require(estimator in ("histogram", "minmax"), 'observe_ranges takes estimator="histogram" or "minmax"', estimator)
     require(
         quantizer is None or isinstance(quantizer, Quantizer),
         "observe_ranges takes a quantizer, as BackendQuantizer(config) makes one",

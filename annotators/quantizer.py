@@ -11,8 +11,8 @@ from torchao.quantization.pt2e.quantizer.quantizer import Q_ANNOTATION_KEY
 
 from ..configs.base import BackendConfig, Spectra
 from ..configs.rewrites import rewrite
-from ..observers.errors import AnnotationError, ConfigError, InputError
-from ..observers.fields import got
+from ..observers.errors import ConfigError, InputError
+from ..observers.fields import got, require
 from ..observers.qparams import Scheme
 from ..observers.table import RangeTable
 from .account import Account, account_ops
@@ -153,43 +153,43 @@ class BackendQuantizer(Quantizer):
 
         A `Scheme` stands for the global config with that activation scheme; None leaves the modules float.
         """
-        return self._add(name_rule(name, self._as_config(config)))
+        return self._add(name_rule(name, _config_or_scheme(config)))
 
     def set_module_type(self, module_type: type, config: BackendConfig | Scheme | None) -> BackendQuantizer:
         """Set the config of all modules of a type, and of the modules inside them."""
-        return self._add(type_rule(module_type, self._as_config(config)))
+        return self._add(type_rule(module_type, _config_or_scheme(config)))
 
     def set_operator_type(self, operator: object, config: BackendConfig | Scheme | None) -> BackendQuantizer:
         """Set the config of an operator: an aten overload, an overload packet, or its canonical name."""
-        return self._add(operator_rule(operator, self._as_config(config)))
+        return self._add(operator_rule(operator, _config_or_scheme(config)))
 
     def set_filter(self, predicate: Callable[[Node], bool], config: BackendConfig | Scheme | None) -> BackendQuantizer:
         """Set the config of the nodes that a predicate holds for."""
-        return self._add(filter_rule(predicate, self._as_config(config)))
+        return self._add(filter_rule(predicate, _config_or_scheme(config)))
 
     def link(self, *names: str) -> BackendQuantizer:
         """Make tensors share one qparams, whatever it costs: names of the nodes that write them.
 
         `prepare_pt2e` or `convert_pt2e` raises `SharingConflictError` where no qparams serve them all.
         """
+        for name in names:
+            _require_name("link", name)
+        if len(set(names)) < 2:
+            raise InputError(
+                f"link takes the names of two or more tensors, got {', '.join(map(repr, names)) or 'none'}"
+            )
         self._links.append(names)
         return self
 
     def unlink(self, name: str) -> BackendQuantizer:
         """Keep a tensor's qparams its own: a join that it meets requantizes it, its branches don't share."""
+        _require_name("unlink", name)
         self._unlinked.append(name)
         return self
 
     def _add(self, rule: Rule) -> BackendQuantizer:
         self._rules.append(rule)
         return self
-
-    def _as_config(self, config: BackendConfig | Scheme | None) -> BackendConfig | None:
-        if not isinstance(config, Scheme):
-            return _config(config)
-        if self.config is None:
-            raise AnnotationError("a scheme refines the global config, but none is set: pass a whole config instead")
-        return replace(self.config, activation=replace(self.config.activation, scheme=config))
 
     def transform_for_annotation(self, model: GraphModule) -> GraphModule:
         """Spell the graph so that it can be quantized; see `transform.py`."""
@@ -322,7 +322,8 @@ class BackendQuantizer(Quantizer):
 
     def _configs(self) -> list[BackendConfig]:
         """Return the global config and those of the rules."""
-        return [each for each in (self.config, *(rule.config for rule in self._rules)) if each is not None]
+        scope = Scope(self.config, self._rules)
+        return [each for each in (scope.default, *scope.configs) if each is not None]
 
     def _rests(self) -> list[Quantizer]:
         """Return the quantizers that the configs name for whatever they leave, each once."""
@@ -338,6 +339,14 @@ class BackendQuantizer(Quantizer):
         """Raise a named error for an annotation, ours or another quantizer's, that can't work; see `validate.py`."""
         record = Record() if is_body(model) else self.record
         validate(model, record, Scope(self.config, self._rules).config_of)
+
+
+def _require_name(method: str, name: object) -> None:
+    require(isinstance(name, str), f"{method} takes names of nodes, as text", name)
+
+
+def _config_or_scheme(given: BackendConfig | Scheme | None) -> BackendConfig | Scheme | None:
+    return given if isinstance(given, Scheme) else _config(given)
 
 
 def _config(given: BackendConfig | None) -> BackendConfig | None:
@@ -395,10 +404,11 @@ def _read_block(draft: Draft, block: Block, trees: Trees, roles: Roles) -> None:
 
 
 def _read_operands(draft: Draft, node: Node, trees: Trees, roles: Roles, config: BackendConfig) -> None:
+    headroom = config.table_headroom
     for value in roles.read_by(node):
-        cell = _read(draft, trees, value, node, config)
-        if config.ops.table_headroom is not None and small_end(node) is value:
-            draft.cells[cell].headroom = config.ops.table_headroom
+        cell = draft.cells[_read(draft, trees, value, node, config)]
+        if headroom is not None and small_end(node) is value:
+            cell.headroom = min(headroom, cell.headroom or headroom)
 
 
 def _read(draft: Draft, trees: Trees, value: Node, reader: Node, config: BackendConfig) -> str:

@@ -16,12 +16,15 @@ from __future__ import annotations
 import difflib
 import re
 from dataclasses import dataclass, field
+from functools import cache
 from typing import TYPE_CHECKING
 
 import torch
 from torch.fx import GraphModule
 
+from ..observers.errors import ConfigError
 from ..observers.fields import require
+from ..observers.qparams import Scheme
 from .graph import EXPORTED_AS, canonical_name, clean_path, module_stack
 
 if TYPE_CHECKING:
@@ -39,20 +42,20 @@ class Rule:
     Args:
         kind: "filter", "module name", "module type" or "operator type".
         subject: what the rule was given, as text.
-        config: what applies, or None to leave the nodes float.
+        config: what applies; a scheme stands for the global config with it; None leaves the nodes float.
         depth: node -> how closely the rule names it (larger is closer), or None if it does not.
     """
 
     kind: str
     subject: str
-    config: BackendConfig | None
+    config: BackendConfig | Scheme | None
     depth: Callable[[Node], int | None] = field(repr=False, compare=False)
 
 
 _RANK = {"filter": 4, "module name": 3, "module type": 2, "operator type": 1}
 
 
-def name_rule(name: str | re.Pattern[str], config: BackendConfig | None) -> Rule:
+def name_rule(name: str | re.Pattern[str], config: BackendConfig | Scheme | None) -> Rule:
     """Return a rule for the modules of a path and all below them; a pattern must match the whole path.
 
     A container that is never called itself (`nn.ModuleList`) has a path too.
@@ -80,7 +83,7 @@ def _prefixes(path: str) -> list[str]:
     return [".".join(parts[:count]) for count in range(len(parts) + 1)]
 
 
-def type_rule(module_type: type, config: BackendConfig | None) -> Rule:
+def type_rule(module_type: type, config: BackendConfig | Scheme | None) -> Rule:
     """Return a rule for the nodes that come from modules of a type, and from modules inside them."""
     require(isinstance(module_type, type), "set_module_type takes a class, such as nn.Linear", module_type)
     wanted = f"{module_type.__module__}.{module_type.__qualname__}"
@@ -92,7 +95,7 @@ def type_rule(module_type: type, config: BackendConfig | None) -> Rule:
     return Rule("module type", wanted, config, depth)
 
 
-def operator_rule(operator: object, config: BackendConfig | None) -> Rule:
+def operator_rule(operator: object, config: BackendConfig | Scheme | None) -> Rule:
     """Return a rule for an operator: an aten overload, an overload packet, a function of torch, or its canonical name.
 
     It is looked for in the graph as it is, and as it was exported (in-place ops and clamps are spelled anew).
@@ -118,11 +121,29 @@ def _targets(node: Node) -> list[object]:
     return [node.target, *([node.meta[EXPORTED_AS]] if EXPORTED_AS in node.meta else [])]
 
 
-def filter_rule(predicate: Callable[[Node], bool], config: BackendConfig | None) -> Rule:
+def filter_rule(predicate: Callable[[Node], bool], config: BackendConfig | Scheme | None) -> Rule:
     """Return a rule for the nodes that a predicate holds for."""
     require(callable(predicate), "set_filter takes a function of a node", predicate)
     name = getattr(predicate, "__name__", repr(predicate))
     return Rule("filter", name, config, lambda node: 0 if predicate(node) else None)
+
+
+def _config_of(rule: Rule, default: BackendConfig | None) -> BackendConfig | None:
+    """Return the config that a rule stands for."""
+    if not isinstance(rule.config, Scheme):
+        return rule.config
+    if default is None:
+        raise ConfigError(
+            f"the rule for {rule.kind} {rule.subject!r} is a scheme, which refines the global config, but none is set: "
+            "pass a whole config instead"
+        )
+    return _refined(default, rule.config)
+
+
+@cache
+def _refined(config: BackendConfig, scheme: Scheme) -> BackendConfig:
+    """Return a config with another scheme: the same object for the same two."""
+    return config.with_scheme(scheme)
 
 
 class Scope:
@@ -131,11 +152,15 @@ class Scope:
     Args:
         default: the global config, or None to leave float whatever no rule names.
         rules: the rules in the order in which they were set.
+
+    Raises:
+        ConfigError: if a rule is a scheme, and there is no global config that it could refine.
     """
 
     def __init__(self, default: BackendConfig | None, rules: Iterable[Rule]) -> None:
         self.default = default
         self.rules = list(rules)
+        self.configs = [_config_of(rule, default) for rule in self.rules]
         self.matched: set[int] = set()
         self._known: dict[Node, BackendConfig | None] = {}
 
@@ -149,17 +174,18 @@ class Scope:
 
     def why_float(self, node: Node) -> str:
         """Return which rule leaves a node float that `config_of` has no config for."""
-        rule = self._rule_of(node)
-        if rule is None:
+        index = self._rule_of(node)
+        if index is None:
             return "no rule names it, and there is no global config"
+        rule = self.rules[index]
         return f"the rule for {rule.kind} {rule.subject!r} leaves it float"
 
     def _look_up(self, node: Node) -> BackendConfig | None:
-        rule = self._rule_of(node)
-        return self.default if rule is None else rule.config
+        index = self._rule_of(node)
+        return self.default if index is None else self.configs[index]
 
-    def _rule_of(self, node: Node) -> Rule | None:
-        """Return the rule that applies to the node, or None where the global config does."""
+    def _rule_of(self, node: Node) -> int | None:
+        """Return the place of the rule that applies to the node, or None where the global config does."""
         best: tuple[int, int, int] | None = None
         for index, rule in enumerate(self.rules):
             depth = rule.depth(node)
@@ -168,7 +194,7 @@ class Scope:
             self.matched.add(index)
             key = (_RANK[rule.kind], depth, index)
             best = key if best is None or key > best else best
-        return None if best is None else self.rules[best[2]]
+        return None if best is None else best[2]
 
     def unmatched(self, model: GraphModule) -> list[str]:
         """Return a message for each rule that named no node, with the nearest names there are."""

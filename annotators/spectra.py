@@ -10,7 +10,6 @@ neither, the user is told.
 
 from __future__ import annotations
 
-from dataclasses import replace
 from functools import cache
 from typing import TYPE_CHECKING, Final
 
@@ -33,7 +32,7 @@ _SUMS: Final = MOVEMENT | NO_OPS | SELECTS | {"add", "sum", "mean", "clamp", "cl
 def for_spectrum(config: BackendConfig) -> BackendConfig | None:
     """Return the config of a node on a spectrum's way: the same object for the same config, or None for float."""
     if config.ops.spectra is Spectra.WIDE:
-        return replace(config, activation=replace(config.activation, scheme=INT16_SYMMETRIC))
+        return config.with_scheme(INT16_SYMMETRIC)
     return None if config.ops.spectra is Spectra.FLOAT else config
 
 

@@ -167,14 +167,14 @@ def _bias(facts: Facts, head: Head) -> Iterator[Finding]:
         return
     pairs = zip(products * (count // len(products)), found.scales * (count // len(found.scales)), strict=True)
     worst = max((abs(math.log(scale / product)) for product, scale in pairs if product > 0 < scale), default=0.0)
-    if worst > BIAS_TOLERANCE and any(found.zero_points) is False:
+    if worst > BIAS_TOLERANCE or any(found.zero_points):
         yield finding(
             "QM104",
             Severity.ERROR,
             head.node,
-            "the bias is not in units of input scale * weight scale, in which an integer kernel adds it",
+            "the bias is not in units of input scale * weight scale from zero point 0, as an integer kernel adds it",
             "derive the bias qparams from those of input and weight",
-            {"ratio": math.exp(worst)},
+            {"ratio": math.exp(worst), "zero_point": float(max(found.zero_points, key=abs, default=0))},
         )
 
 
@@ -184,7 +184,7 @@ KIND = Kind(
         "QM101": "a value inside a block that could be fused is quantized",
         "QM102": "a weighted op is quantized only in part",
         "QM103": "a bias is float where the backend takes int32, or the other way round",
-        "QM104": "a bias scale is not input scale * weight scale",
+        "QM104": "a bias scale is not input scale * weight scale, or its zero point not 0",
     },
     find,
 )

@@ -223,10 +223,6 @@ class Facts:
             node = node.args[0]
         return self.constant(node) is not None
 
-    def variable_inputs(self, node: Node) -> list[Node]:
-        """Return what a node reads, without parameters and buffers (also quantized or moved)."""
-        return [source for source in node.all_input_nodes if not self.is_constant(source)]
-
     def operand(self, value: Node) -> Operand:
         """Return what is known of a value that an op reads."""
         node, moved = value, False

@@ -155,7 +155,11 @@ def _typed(file: Path, tensor: Tensor, wanted: Input) -> Tensor:
     kinds = [(d.is_floating_point, d.is_complex, d is torch.bool) for d in (tensor.dtype, wanted.dtype)]
     if kinds[0] != kinds[1]:
         raise InputError(f"{file}: {wanted.name} is of {tensor.dtype}, the model takes {wanted.dtype}")
-    return tensor.to(wanted.dtype)
+    typed = tensor.to(wanted.dtype)
+    is_whole = not (tensor.is_floating_point() or tensor.is_complex())
+    if is_whole and not (typed.numpy() == tensor.numpy()).all():  # integers wrap around without a word
+        raise InputError(f"{file}: {wanted.name} holds values that {wanted.dtype}, which the model takes, can't hold")
+    return typed
 
 
 def _in_order(file: Path, arrays: Arrays, inputs: list[Input]) -> list[Tensor]:

@@ -69,8 +69,8 @@ def run(seed: int, epochs: int, folder: Path) -> None:
     rows = _rows(digits, results["float"].eager)
     console.print("Held-out handwritten digits, int8 on XNNPACK. SQNR: of the logits, against the float model.")
     console.print(_table(results, rows))
-    console.print(f"Checks of {_OURS}'s graph: {quantized.report}", soft_wrap=True)
-    console.print(f"Programs: {folder}", soft_wrap=True)
+    console.print(f"Checks of {_OURS}'s graph: {quantized.report}", soft_wrap=True, markup=False)
+    console.print(f"Programs: {folder}", soft_wrap=True, markup=False)
 
 
 @contextmanager

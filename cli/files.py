@@ -22,6 +22,11 @@ if TYPE_CHECKING:
     from ..observers.table import RangeTable
 
 
+def note(text: str) -> None:
+    """Tell the user something that is no result, on stderr."""
+    Console(stderr=True, soft_wrap=True, highlight=False).print(text, markup=False)
+
+
 def load_program(path: Path) -> ExportedProgram:
     """Read what `torch.export.save` wrote.
 

@@ -11,7 +11,7 @@ from rich.console import Console
 
 from ..observers.errors import InputError
 from .check import UNSAFE, findings_table
-from .files import step, whole_file
+from .files import note, step, whole_file
 from .options import Options, backend_config
 from .source import Function, Model, read_model
 
@@ -49,7 +49,7 @@ def quantize(
         page_draft = files.enter_context(whole_file(report)) if report else None
         program, title = read_model(model, function)
         from ..reports.words import counted
-        from .run import explained, export_again, note, run_quantizer, save
+        from .run import explained, export_again, run_quantizer, save
 
         done = run_quantizer(program, config, data, ranges)
         with step("Exporting the quantized model"):

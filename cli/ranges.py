@@ -6,9 +6,8 @@ from pathlib import Path
 from typing import Annotated, Literal
 
 import tyro
-from rich.console import Console
 
-from .files import step, whole_file
+from .files import note, step, whole_file
 from .options import Options, config_if_given
 from .quiet import quiet
 from .source import Function, Model, read_model
@@ -52,7 +51,6 @@ def ranges(
             measured = track(batches, "Measuring")
             table = observe_ranges(program, measured, estimator=estimator, quantizer=quantizer)
         draft.write_text(table.to_json(), encoding="utf-8")
-    console = Console(stderr=True, soft_wrap=True, highlight=False)
     if batches.note:
-        console.print(batches.note)
-    console.print(f"{len(table)} ranges from {len(batches.files)} file(s): {output}")
+        note(batches.note)
+    note(f"{len(table)} ranges from {len(batches.files)} file(s): {output}")

@@ -5,11 +5,10 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 import torch
-from rich.console import Console
 
 from ..observers.errors import InputError
 from .data import Calibration, model_inputs
-from .files import load_ranges
+from .files import load_ranges, note
 from .quiet import quiet
 
 if TYPE_CHECKING:
@@ -99,8 +98,3 @@ def _dim(size: Any, program: ExportedProgram, known: dict[str, Any]) -> Any:
         low, high = int(limits.lower), float(limits.upper)
         known[str(symbol)] = torch.export.Dim(str(symbol), min=low, max=int(high) if high < 2**31 else None)
     return known[str(symbol)]
-
-
-def note(text: str) -> None:
-    """Tell the user something that is no result, on stderr."""
-    Console(stderr=True, soft_wrap=True, highlight=False).print(text, markup=False)

@@ -70,9 +70,7 @@ _SELECTS: Final = frozenset(
     {"slice", "select", "narrow", "split", "split_with_sizes", "chunk", "unbind", "index_select"}
 )
 _HEADROOM: Final = 2.0  # 16 bit: a bit of resolution costs nothing, a value that calibration did not see saturates
-_TABLE_HEADROOM: Final = (
-    1.25  # log, rsqrt and reciprocal, from 2: 1 to 5 dB on the reference model; at 1 values saturate
-)
+_TABLE_HEADROOM: Final = 1.5  # log, rsqrt, reciprocal: at 2 a table lacks entries, at 1.25 unseen values saturate
 _MAX_IDLE_LOSS_DB: Final = 24.1  # four bits: only integers are moved inside the delegate, read by a quantized op or not
 _STEPS: Final = frozenset({"floor", "ceil"})
 _JOINS: Final = frozenset({"cat", "concat", "concatenate", "stack", "hstack", "vstack", "where"})

@@ -17,7 +17,7 @@ from torchao.quantization.pt2e.quantizer import Quantizer
 from ..observers.errors import ConfigError
 from ..observers.fields import ALLOWED, check_fields, require_names
 from ..observers.qparams import INT8_AFFINE, INT8_SYMMETRIC, Scheme
-from ..observers.rules import BranchRules, JoinRules
+from ..observers.rules import BranchRules, JoinOutcome, JoinRules
 from . import serialize
 from .limits import Limits
 from .ops import BATCH_NORMS, CLAMPS, ELEMENTWISE, HEADS, JOINS, MOVEMENT, NO_OPS, POOLS, SELECTS
@@ -27,7 +27,6 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
 EstimatorName = Literal["minmax", "moving_average", "histogram", "percentile"]
-ESTIMATORS: Final[tuple[EstimatorName, ...]] = ("minmax", "moving_average", "histogram", "percentile")
 WEIGHT_DTYPES: Final = (torch.int8, torch.uint8, torch.int16)
 KNOWN_OPS: Final = frozenset(HEADS) | BATCH_NORMS | NO_OPS | MOVEMENT | SELECTS | POOLS | JOINS | ELEMENTWISE
 T = TypeVar("T")
@@ -204,7 +203,8 @@ class OpRules:
         spectra: what becomes of squares that feed a logarithm, a root or a reciprocal.
         table_headroom: the most headroom of what a logarithm, a root or a reciprocal reads, or None for the scheme's:
             where the backend computes them from a table of few entries with straight lines between them, each entry
-            that headroom takes is missed where these functions are steep.
+            that headroom takes is missed where these functions are steep. Only beyond the largest value seen: where
+            the estimator averages or cuts, the scheme's headroom stays.
         global_pools_only: mean and adaptive_avg_pool2d are quantized only where they reduce H and W of [N, C, H, W]
             to 1 x 1.
     """
@@ -249,8 +249,8 @@ class BackendConfig:
         marker: a key under `node.meta["custom"]` by which the backend's partitioner knows a quantized node, or None.
         rewrite: what the backend's own package is to take apart before annotation (see `rewrites.py`), or None.
         is_qat: place fake-quantize modules instead of observers.
-        on_uncalibrated: "error" raises where an observer saw no data, or NaN/inf; "warn" leaves that tensor
-            float and records a finding.
+        on_uncalibrated: "error" raises where an observer saw no data, or NaN/inf; "warn" warns, leaves a tensor
+            without data float and goes by the finite values of the others.
         rest: another quantizer for whatever is left, run after ours; None leaves it float.
     """
 
@@ -278,13 +278,23 @@ class BackendConfig:
             raise ConfigError(f"blocks.heads and ops both claim {', '.join(sorted(overlap))}; keep one")
         for name in ("hoist_through", "covering"):
             require_names(f"branches.{name}", getattr(self.branches, name), MOVEMENT | SELECTS | NO_OPS)
-        scheme = self.activation.scheme
+        scheme, dtypes = self.activation.scheme, self.limits.activation_dtypes
+        if dtypes and scheme.dtype not in dtypes:
+            listed = ", ".join(map(str, dtypes))
+            raise ConfigError(f"{self.name} runs activations of {listed}, but activation.scheme is of {scheme.dtype}")
+        if JoinOutcome.UNFOLD in self.joins.outcomes and not self.blocks.erase_activations:
+            raise ConfigError("joins.outcomes lists UNFOLD, which needs blocks.erase_activations")
         for fixed in self.ops.fixed:
             if not scheme.quant_min <= fixed.zero_point <= scheme.quant_max:
                 raise ConfigError(
                     f"ops.fixed gives {fixed.op} the zero point {fixed.zero_point}, but the codes of "
                     f"activation.scheme are {scheme.quant_min}..{scheme.quant_max}"
                 )
+
+    @property
+    def table_headroom(self) -> float | None:
+        """`ops.table_headroom`, where the estimator's ranges hold all that was seen (with so many codes)."""
+        return self.ops.table_headroom if self.activation.estimator in {"minmax", "histogram"} else None
 
     def with_scheme(self, scheme: Scheme) -> BackendConfig:
         """Return this config with another activation scheme."""

@@ -23,7 +23,6 @@ class HeadRule:
     bias: int | None
     channel_axis: int
     transposed: bool = False
-    constant_weight_only: bool = False
 
 
 HEADS: Final[dict[str, HeadRule]] = {
@@ -33,9 +32,9 @@ HEADS: Final[dict[str, HeadRule]] = {
         for name in ("conv_transpose1d", "conv_transpose2d", "conv_transpose3d")
     },
     "convolution": HeadRule(0, 1, 2, 0),  # its `transposed` argument is looked at
-    "addmm": HeadRule(1, 2, 0, 1, constant_weight_only=True),
-    "mm": HeadRule(0, 1, None, 1, constant_weight_only=True),
-    "matmul": HeadRule(0, 1, None, 1, constant_weight_only=True),
+    "addmm": HeadRule(1, 2, 0, 1),
+    "mm": HeadRule(0, 1, None, 1),
+    "matmul": HeadRule(0, 1, None, 1),
 }
 
 BATCH_NORMS: Final = frozenset({"batch_norm", "_native_batch_norm_legit", "_native_batch_norm_legit_no_training"})

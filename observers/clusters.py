@@ -32,7 +32,6 @@ class Cluster:
         floor: the smallest scale that a member would have if it did not share, in real units per code.
         fixed: qparams that the backend dictates, or None.
         scale: a scale larger than the range needs, taken for the sake of a neighbour (see `aligning`), or None.
-        headroom: the least that a member may have, or None for the scheme's.
     """
 
     members: list[str]
@@ -42,25 +41,28 @@ class Cluster:
     floor: float
     fixed: QParams | None = None
     scale: float | None = None
-    headroom: float | None = None
 
     @classmethod
     def of(cls, cell: Cell, range_: Range) -> Cluster:
         """Return the cluster of one cell by itself."""
         floor = own_scale(cell, range_) if is_spread(range_) else math.inf
-        return cls(
-            [cell.name], range_, cell.scheme, frozenset({cell.contract}), floor, cell.fixed, headroom=cell.headroom
-        )
+        return cls([cell.name], range_, cell.scheme, frozenset({cell.contract}), floor, cell.fixed)
 
     @cached_property
     def qparams(self) -> QParams:
         """What the members share."""
         if self.fixed is not None:
             return self.fixed
-        own = choose_qparams(self.range, self.scheme, self._bounds(), self.headroom)
+        own = choose_qparams(self.range, self.scheme, self._bounds())
         if self.scale is not None and self.scale > own.scale:
             return coarser_qparams(self.range, self.scheme, self._bounds(), self.scale)
         return own
+
+    def with_headroom(self, headroom: float) -> QParams:
+        """Return what the members share where they may have so much headroom at most."""
+        if self.fixed is not None or self.scale is not None:
+            return self.qparams
+        return choose_qparams(self.range, self.scheme, self._bounds(), headroom)
 
     def _bounds(self) -> Bounds:
         """Return the bounds to clamp the range to: those of all members, where they take nothing away."""
@@ -98,7 +100,6 @@ def united(clusters: Sequence[Cluster], *, dictated: bool = False) -> Cluster | 
         min(cluster.floor for cluster in distinct),
         next(iter(fixed), None),
         max((cluster.scale for cluster in distinct if cluster.scale is not None), default=None),
-        min((cluster.headroom for cluster in distinct if cluster.headroom is not None), default=None),
     )
     kept = all(both.qparams.honours(bounds) for bounds in both.contracts)
     return both if kept and ((dictated and both.fixed) or both.qparams.covers(both.range)) else None
@@ -106,7 +107,7 @@ def united(clusters: Sequence[Cluster], *, dictated: bool = False) -> Cluster | 
 
 def own_scale(cell: Cell, range_: Range) -> float:
     """Return the scale that the cell would have by itself, in real units per code."""
-    headroom = 1.0 if cell.contract.is_bounded else cell.headroom
+    headroom = 1.0 if cell.contract.is_bounded else None
     return cell.fixed.scale if cell.fixed else scale_of(range_.clamp(cell.contract), cell.scheme, headroom)
 
 

@@ -12,30 +12,29 @@ from __future__ import annotations
 
 import warnings
 from functools import cached_property
-from typing import TYPE_CHECKING, Final, Literal
+from typing import Final, Literal
 
 import torch
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensor
 from torchao.quantization.pt2e.observer import ObserverBase
 
-from .errors import NonFiniteError, QuantmarkError, SharingConflictError, UncalibratedError
+from .errors import InputError, NonFiniteError, QuantmarkError, SharingConflictError, UncalibratedError
 from .estimators import Estimator, KeepsDtypes, MinMaxEstimator
+from .fields import require
 from .plan import Plan
 from .qparams import QParams, Scheme, choose_channel_qparams, choose_qparams
 from .ranges import Range
 from .resolution import Assignment, Resolution, resolve
 from .weights import channel_ranges
 
-if TYPE_CHECKING:
-    pass
-
 OnUncalibrated = Literal["error", "warn"]
+TOLERATE: Final = 'use dataclasses.replace(config, on_uncalibrated="warn")'
 _BFLOAT16_ROUNDING: Final = 2.0**-8  # by so much of itself a bound may move when it is rounded to the model's dtype
 
 
 class UncalibratedWarning(UserWarning):
-    """A tensor was left float because its observer saw no data, or NaN/inf (`on_uncalibrated="warn"`)."""
+    """A tensor was left float because its observer saw no data, or had NaN/inf left out (`on_uncalibrated="warn"`)."""
 
 
 class Component:
@@ -43,7 +42,8 @@ class Component:
 
     Args:
         plan: cells, families and joins that hang together.
-        on_uncalibrated: "error" raises where an observer saw no data or NaN/inf; "warn" leaves the cell float.
+        on_uncalibrated: "error" raises where an observer saw no data or NaN/inf; "warn" leaves the cell float, or goes
+            by the finite values.
         registry: all observers of the model, so that an error can name every one that saw no data.
     """
 
@@ -66,6 +66,11 @@ class Component:
     @cached_property
     def _part_of(self) -> dict[str, int]:
         return {name: index for index, part in enumerate(self._parts) for name in part.cells}
+
+    @property
+    def tolerant(self) -> bool:
+        """Whether a tensor without data, or with some that is not finite, is no error."""
+        return self.on_uncalibrated == "warn"
 
     def add(self, observer: RangeObserver) -> None:
         """Take in the observer of a cell."""
@@ -118,14 +123,16 @@ class Component:
         Raises:
             UncalibratedError: if it saw no data and `on_uncalibrated` is "error".
             NonFiniteError: if it saw NaN or infinity and `on_uncalibrated` is "error".
+            SharingConflictError: if it saw values that its activation can't write.
         """
         trouble = observer.trouble()
         if trouble is not None:
-            if self.on_uncalibrated == "error":
+            if not self.tolerant or isinstance(trouble, SharingConflictError):
                 raise trouble
             if observer.cell.name not in self._warned:
                 self._warned.add(observer.cell.name)
-                warnings.warn(f"left float: {trouble}", UncalibratedWarning, stacklevel=3)
+                done = "left float" if observer.known_range() is None else "went by the finite values"
+                warnings.warn(f"{done}: {trouble}", UncalibratedWarning, stacklevel=3)
         return self._assigned(observer.cell.name)
 
 
@@ -173,9 +180,10 @@ class RangeObserver(KeepsDtypes, ObserverBase):
     def forward(self, x: Tensor) -> Tensor:
         """Take in one batch and return it unchanged; empty and non-float tensors are passed over.
 
-        So are fake ones: `scan` runs its body on them once, to know the shapes.
+        So are fake ones: `scan` runs its body on them once, to know the shapes. Once frozen, it takes in nothing.
         """
-        if not self.preset and x.is_floating_point() and not isinstance(x, FakeTensor) and x.numel():
+        known = self.preset or self.component.frozen
+        if not known and x.is_floating_point() and not isinstance(x, FakeTensor) and x.numel():
             self.estimator.update(x.detach())
             self._note_change()
         return x
@@ -201,8 +209,8 @@ class RangeObserver(KeepsDtypes, ObserverBase):
         bad = int(self.estimator.nonfinite_batches)
         if bad:
             return NonFiniteError(
-                f"{self.cell.where}: {bad} batch(es) held NaN or infinity; mend the calibration data, or pass "
-                'on_uncalibrated="warn" to go by the finite values'
+                f"{self.cell.where}: {bad} batch(es) held NaN or infinity; mend the calibration data"
+                + ("" if self.component.tolerant else f", or {TOLERATE} to go by the finite values")
             )
         if self.known_range() is None:
             return _uncalibrated(self)
@@ -287,7 +295,7 @@ class PerChannelRangeObserver(RangeObserver):
 
     def forward(self, x: Tensor) -> Tensor:
         """Take in the weight and return it unchanged."""
-        if self.once and self.known_range() is not None:
+        if self.component.frozen or (self.once and self.known_range() is not None):
             return x
         values = x.detach().to(torch.float32).movedim(self.ch_axis, 0).flatten(1)
         if not isinstance(x, FakeTensor) and values.numel():
@@ -304,7 +312,7 @@ class PerChannelRangeObserver(RangeObserver):
     def calculate_qparams(self, **kwargs: object) -> tuple[Tensor, Tensor]:  # noqa: ARG002  (torchao's signature)
         """Return scale (float32) and zero_point (int64), each of shape [channels]."""
         trouble = self.trouble()
-        if trouble is not None and self.component.on_uncalibrated == "error":
+        if trouble is not None and not self.component.tolerant:
             raise trouble
         if self.known_range() is None:
             return torch.ones_like(self.channel_min), torch.zeros_like(self.channel_min, dtype=torch.int64)
@@ -358,9 +366,20 @@ class PerChannelBiasObserver(RangeObserver):
 def freeze(prepared: torch.nn.Module) -> int:
     """Keep the qparams and groups of a prepared model as they are now; return how many observers that holds for.
 
-    For the end of a quantization-aware training: what is observed from now on changes nothing.
+    For the end of a quantization-aware training: what is observed from now on changes nothing, and a weight that
+    moves is rounded with the scales that it has now.
+
+    Raises:
+        InputError: if the model has no observers of ours.
+        UncalibratedError, NonFiniteError, SharingConflictError: as `convert_pt2e` would now.
     """
+    takes = "freeze takes what prepare_qat_pt2e or prepare_pt2e returned"
+    require(isinstance(prepared, torch.nn.Module), takes, prepared)
     observers = [module for module in prepared.modules() if isinstance(module, RangeObserver)]
+    if not observers:
+        raise InputError(f"{takes}; this model has no observers of ours")
+    for observer in observers:
+        observer.assignment()
     for component in {id(observer.component): observer.component for observer in observers}.values():
         component.freeze()
     return len(observers)
@@ -376,8 +395,9 @@ def _uncalibrated(observer: RangeObserver) -> UncalibratedError:
     silent = [o.cell.where for o in observer.component.registry if not o.cell.fixed and o.known_range() is None]
     shown = "".join(f"\n  {where}" for where in silent[:20])
     more = f"\n  ... and {len(silent) - 20} more" if len(silent) > 20 else ""
+    tolerate = "" if observer.component.tolerant else f", or {TOLERATE} to leave such tensors float"
     return UncalibratedError(
         f"{observer.cell.where}: its observer saw no data. Run calibration batches through the prepared model "
-        f'before convert_pt2e (a branch that no batch takes stays empty), or pass on_uncalibrated="warn" to '
-        f"leave such tensors float. Observers without data ({len(silent)}):{shown}{more}"
+        f"before convert_pt2e (a branch that no batch takes stays empty){tolerate}. "
+        f"Observers without data ({len(silent)}):{shown}{more}"
     )

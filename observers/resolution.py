@@ -165,11 +165,25 @@ class Resolver:
         for name in sorted(quantized):
             names.setdefault(id(self.clusters[name]), name)
         result = {name: Assignment(name, None) for name in [*self.clusters, *self.floats]}
+        least = self._least_headrooms()
         for name in quantized:
             cluster, root = self.clusters[name], self.through.get(name)
-            wide = self.clusters[root].qparams if root else None
-            result[name] = Assignment(names[id(cluster)], cluster.qparams, wide, root)
+            wide = least.get(root, self.clusters[root].qparams) if root else None
+            result[name] = Assignment(names[id(cluster)], least.get(name, cluster.qparams), wide, root)
         return result
+
+    def _least_headrooms(self) -> dict[str, QParams]:
+        """Return the qparams of the cells that share with one which may have less headroom than its scheme.
+
+        No decision and no loss counts it: all members of a cluster have the same.
+        """
+        found: dict[str, QParams] = {}
+        for name, cluster in self.clusters.items():
+            if self.plan.cells[name].headroom is not None and name not in found:
+                headrooms = (self.plan.cells[member].headroom for member in cluster.members)
+                least = cluster.with_headroom(min(each for each in headrooms if each is not None))
+                found |= dict.fromkeys(cluster.members, least)
+        return found
 
     def own(self, name: str) -> float:
         """Return the scale that the cell would have by itself."""

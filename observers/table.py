@@ -202,7 +202,10 @@ def _by_hand(name: object, given: object) -> Range:
     fits = isinstance(given, (tuple, list)) and len(given) == 2 and isinstance(name, str)
     if not fits or any(isinstance(end, bool) or not isinstance(end, (int, float)) for end in given):  # type: ignore[attr-defined]
         raise InputError(f"a range table takes node name: (min, max), got {name!r}: {given!r}")
-    return Range(float(given[0]), float(given[1]))  # type: ignore[index]
+    try:
+        return Range(float(given[0]), float(given[1]))  # type: ignore[index]
+    except OverflowError as error:
+        raise InputError(f"range table, entry {name!r}: {error}") from None
 
 
 def _entry_out(entry: Entry) -> dict[str, Any]:

@@ -104,7 +104,7 @@ def sharing_members(record: Record) -> list[list[Member]]:
             if seen is None or not given:
                 continue
             cell = reader.plan.cells[name]
-            own = cell.fixed or choose_qparams(seen, cell.scheme, cell.contract, cell.headroom)
+            own = cell.fixed or choose_qparams(seen, cell.scheme, cell.contract, reader.headroom_of(name))
             given += joined if joined != given else []
             members.append(Member(name, cell.values, own, tuple(given)))
         found.append(members)
@@ -132,6 +132,11 @@ class _Reader:
         for name in self.plan.cells:  # a group is called by the cell that comes first in the graph
             if name in self.assignments:
                 self.first.setdefault(self.assignments[name].group, name)
+        self.headrooms: dict[str, float] = {}  # the least of each group
+        for name, cell in self.plan.cells.items():
+            if cell.headroom is not None and name in self.assignments:
+                group = self.assignments[name].group
+                self.headrooms[group] = min(cell.headroom, self.headrooms.get(group, cell.headroom))
 
     def explanation(self) -> Explanation:
         groups = self._groups()
@@ -211,6 +216,10 @@ class _Reader:
         """Return the qparams that a cell's values are rounded to, one after the other; none where it is float."""
         assigned = self.assignments.get(cell)
         return [] if assigned is None else [each for each in (assigned.through, assigned.qparams) if each is not None]
+
+    def headroom_of(self, cell: str) -> float | None:
+        """Return the least headroom of the cells that share the cell's qparams, or None for the scheme's."""
+        return self.headrooms.get(self.assignments[cell].group)
 
     def range_of(self, cell: str) -> Range | None:
         """Return the range of a cell as observed, or None."""

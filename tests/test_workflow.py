@@ -62,11 +62,20 @@ def test_an_exported_model_gives_the_same_and_stays_as_it_is(model: TwoInputs, k
     batches = [batch() for _ in range(2)]
     program = torch.export.export(model, batches[0])
     given: Any = {"program": program, "module": program.module(), "traced": symbolic_trace(model)}[kind]
-    code = "" if kind == "program" else given.code
+    code = given.module().code if kind == "program" else given.code
     result = quantize(given, batches, CONFIG)
     assert torch.equal(result.model(*batches[0]), quantize(model, batches, CONFIG).model(*batches[0]))
-    assert kind == "program" or given.code == code
+    assert (given.module().code if kind == "program" else given.code) == code
     assert torch.equal((given.module() if kind == "program" else given)(*batches[0]), model(*batches[0]))
+
+
+@pytest.mark.parametrize("place", [0, 1])
+def test_an_empty_batch_is_named_wherever_it_comes(place: int) -> None:
+    batches: list[tuple[Tensor, ...]] = [(torch.randn(2, 4),), (torch.randn(2, 4),)]
+    batches.insert(place, ())
+    program = torch.export.export(nn.Linear(4, 3), batches[-1])
+    with pytest.raises(InputError, match=rf"batch {place} holds 0 tensor\(s\), but the model takes 1"):
+        quantize(program, batches, CONFIG)
 
 
 def test_a_tensor_is_a_batch_and_a_list_is_one_too() -> None:

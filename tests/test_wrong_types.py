@@ -44,6 +44,13 @@ WRONG: dict[str, tuple[Callable[[], object], str]] = {
         lambda: BackendQuantizer(None, {"x": (0, 1)}),  # type: ignore[arg-type]
         r"BackendQuantizer takes ranges as a RangeTable \(see observe_ranges\), got \{'x': \(0, 1\)\} \(dict\)",
     ),
+    "a link of one": (lambda: BackendQuantizer(None).link("a"), "link takes the names of two or more tensors, got 'a'"),
+    "a link of a list": (lambda: BackendQuantizer(None).link(["a", "b"]), "link takes names of nodes, as text; got"),  # type: ignore[arg-type]
+    "a number to unlink": (lambda: BackendQuantizer(None).unlink(3), "unlink takes names of nodes, as text; got 3"),  # type: ignore[arg-type]
+    "an estimator by another name": (
+        lambda: observe_ranges(PROGRAM, [X], estimator="histogramm"),  # type: ignore[arg-type]
+        'observe_ranges takes estimator="histogram" or "minmax"; got .histogramm.',
+    ),
     "a number to check": (lambda: check(ANY.xnnpack()), "check.. needs a converted GraphModule"),
     "a number to check by": (lambda: check(PROGRAM, 3), r"got 3 \(int\)"),  # type: ignore[arg-type]
     "JSON without an end": (lambda: RangeTable.from_json("[" * 100_000), "it is nested too deeply"),

@@ -13,8 +13,9 @@ from torch.fx import GraphModule, Node
 from torchao.quantization.pt2e.quantize_pt2e import prepare_pt2e
 from torchao.quantization.pt2e.quantizer import ComposableQuantizer
 
-from quantmark import AnnotationError, AnnotationWarning, BackendQuantizer
+from quantmark import AnnotationWarning, BackendQuantizer, ConfigError
 from quantmark.annotators.graph import clean_path
+from quantmark.configs import WeightConfig
 from quantmark.observers.qparams import INT8_SYMMETRIC, INT16_SYMMETRIC
 from support.flow import calls, export, is_dequantize, is_quantize, minmax_config, pair_of, quantize, sqnr_db
 
@@ -261,8 +262,19 @@ def test_a_scheme_by_operator_type() -> None:
 
 
 def test_a_scheme_needs_a_global_config() -> None:
-    with pytest.raises(AnnotationError, match="a scheme refines the global config, but none is set"):
-        BackendQuantizer(None).set_module_name("head", INT8_SYMMETRIC)
+    quantizer = BackendQuantizer(None).set_module_name("head", INT8_SYMMETRIC)
+    with pytest.raises(ConfigError, match="module name 'head' is a scheme, which refines the global config, but none"):
+        prepare_pt2e(export(net(), X), quantizer)
+
+
+def test_a_scheme_refines_the_global_config_that_is_set_last() -> None:
+    last = minmax_config(weight=WeightConfig(per_channel=False))
+    quantizer = BackendQuantizer(minmax_config()).set_module_name("head", INT8_SYMMETRIC).set_global(last)
+    converted = quantize(net(), X, quantizer).converted
+    (head,) = calls(converted, "linear")
+    given, weight = head.all_input_nodes[:2]
+    assert pair_of(given).zero_point == 0
+    assert "dequantize_per_tensor" in str(weight.target)
 
 
 def test_no_block_is_fused_across_configs() -> None:

@@ -16,7 +16,7 @@ from quantmark.observers.plan import Cell
 from quantmark.observers.qparams import INT16_SYMMETRIC
 from support.flow import minmax_config, pair_of, quantize, quantized_value
 
-CONFIG = minmax_config(replace(INT16_SYMMETRIC, headroom=2.0), ops=OpRules(table_headroom=1.25))
+CONFIG = minmax_config(replace(INT16_SYMMETRIC, headroom=2.0), ops=OpRules(table_headroom=1.5))
 
 
 class Net(nn.Module):
@@ -50,7 +50,7 @@ def cells(function: Callable[[Tensor], Tensor]) -> dict[str, Cell]:
 @pytest.mark.parametrize("name", READ)
 def test_what_looks_at_small_values_is_read_with_less_headroom(name: str) -> None:
     function, read = READ[name]
-    assert {name for name, cell in cells(function).items() if cell.headroom == 1.25} == {read}
+    assert {name for name, cell in cells(function).items() if cell.headroom == 1.5} == {read}
 
 
 @pytest.mark.parametrize("function", [torch.sigmoid, torch.exp, torch.square, torch.abs])
@@ -67,7 +67,7 @@ def test_the_scale_reaches_as_far_as_the_headroom() -> None:
         if "dequantize_per_tensor" in str(node.target) and node.args[0].op == "call_function":
             scales[quantized_value(node).name] = pair_of(node).scale
     y = model.linear(x).detach()
-    assert scales["exp"] == pytest.approx(1.25 * y.exp().max().item() / 32767)
+    assert scales["exp"] == pytest.approx(1.5 * y.exp().max().item() / 32767)
     assert scales["linear"] == pytest.approx(2.0 * y.abs().max().item() / 32767)
 
 

@@ -181,5 +181,14 @@ def test_a_derived_bias_with_another_scale(derived: GraphModule) -> None:
     assert found.numbers["ratio"] == pytest.approx(1.5, rel=1e-3)
 
 
+@pytest.mark.parametrize("factor", [1.0, 1.5])
+def test_a_derived_bias_with_a_zero_point(derived: GraphModule, factor: float) -> None:
+    dequantize = the(derived, "conv2d").args[2]
+    assert isinstance(dequantize, Node)
+    constant(dequantize.args[1]).mul_(factor)
+    constant(dequantize.args[2]).add_(5)
+    assert only(derived, DERIVED, "QM104").numbers["zero_point"] == 5.0
+
+
 def test_calls_are_what_the_tests_think_they_are(graph: GraphModule) -> None:
     assert [n.name for n in calls(graph, "conv2d")] == ["conv2d", "conv2d_1", "conv2d_2"]

@@ -43,6 +43,21 @@ def test_each_form_is_read_in_the_order_of_the_models_inputs(tmp_path: Path, nam
     assert (x.dtype, mask.dtype) == (torch.float32, torch.int64)
 
 
+@pytest.mark.parametrize(
+    ("values", "dtype"), [([300, 1], np.int64), ([-1, 1], np.int64), ([2**63, 1], np.uint64), ([2, 1], np.int8)]
+)
+def test_integers_do_not_wrap_around(tmp_path: Path, values: list[int], dtype: type[np.generic]) -> None:
+    wanted = torch.int64 if dtype is np.uint64 else torch.uint8
+    np.savez(tmp_path / "a.npz", image=np.array([values], dtype))
+    image = Input("image", wanted, (1, 2))
+    if dtype is np.int8:
+        ((got,),) = read(tmp_path / "a.npz", image)
+        assert torch.equal(got, torch.tensor([values], dtype=wanted))
+    else:
+        with pytest.raises(InputError, match=f"image holds values that {wanted}, which the model takes, can't hold"):
+            read(tmp_path / "a.npz", image)
+
+
 def test_a_single_array_needs_no_name(tmp_path: Path) -> None:
     np.savez(tmp_path / "a.npz", images=A.numpy())
     torch.save(A, tmp_path / "b.pt")

@@ -213,8 +213,19 @@ def test_replace_checks_anew(factory: Callable[..., BackendConfig]) -> None:
         replace(config, on_uncalibrated="never")  # type: ignore[arg-type]
 
 
+def test_an_activation_that_the_backend_has_no_kernels_for_is_no_config() -> None:
+    with pytest.raises(ConfigError, match=r"^xnnpack runs activations of torch\.int8, but .* is of torch\.int16$"):
+        configs.xnnpack().with_scheme(INT16_SYMMETRIC)
+
+
+def test_no_activation_unfolds_where_none_is_erased() -> None:
+    config = configs.ethos_u55()
+    with pytest.raises(ConfigError, match=r"UNFOLD, which needs blocks\.erase_activations"):
+        replace(config, blocks=replace(config.blocks, erase_activations=False))
+
+
 def test_with_scheme_changes_the_activation_scheme_alone() -> None:
-    config = configs.xnnpack()
+    config = configs.cadence()
     wide = config.with_scheme(INT16_SYMMETRIC)
     assert wide.activation == replace(config.activation, scheme=INT16_SYMMETRIC)
     assert replace(wide, activation=config.activation) == config

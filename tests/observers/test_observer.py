@@ -21,10 +21,12 @@ from torchao.quantization.pt2e.quantize_pt2e import convert_pt2e, prepare_pt2e, 
 
 from quantmark import (
     BackendQuantizer,
+    InputError,
     NonFiniteError,
     UncalibratedError,
     UncalibratedWarning,
     configs,
+    freeze,
 )
 from quantmark.configs import BackendConfig
 from quantmark.observers.estimators import HistogramEstimator, MinMaxEstimator
@@ -262,7 +264,7 @@ def test_warn_leaves_silent_tensors_float_and_says_so_once() -> None:
         converted = convert_pt2e(model)
     said = [str(w.message) for w in caught if w.category is UncalibratedWarning]
     assert len(said) == len(set(said)) == 3
-    assert all(text.startswith("left float: ") for text in said)
+    assert all(text.startswith("left float: ") and "on_uncalibrated" not in text for text in said)
     assert not any(is_quantize(node) or is_dequantize(node) for node in converted.graph.nodes)
     assert_close(converted(*X), Net().eval()(*X))
 
@@ -271,7 +273,9 @@ def test_warn_goes_by_the_finite_values() -> None:
     config = replace(minmax_config(), on_uncalibrated="warn")
     spoiled = X[0].clone()
     spoiled[0, 0, 0, :2] = torch.tensor([math.nan, math.inf])
-    with pytest.warns(UncalibratedWarning, match=r"x \(placeholder\): 1 batch\(es\) held NaN or infinity"):
+    with pytest.warns(
+        UncalibratedWarning, match=r"went by the finite values: x \(placeholder\): 1 batch\(es\) held NaN"
+    ):
         flow = quantize(Net().eval(), X, config, batches=[(spoiled,), *batches(2)])
     assert sqnr_db(Net().eval()(*X), flow.converted(*X)) > 20
 
@@ -441,6 +445,27 @@ def test_frozen_decisions_stay() -> None:
     before = qparams(found)
     found(torch.tensor([100.0]))
     assert qparams(found) == before
+
+
+def test_frozen_weights_keep_their_scales_while_they_move() -> None:
+    found = weights()
+    found.once = False
+    found(torch.tensor([[-1.0, 1.0], [2.0, 0.0], [0.5, 3.0]]))
+    before = found.calculate_qparams()
+    assert freeze(torch.nn.Sequential(found)) == 1
+    found(torch.full((3, 2), 30.0))
+    assert_close(found.calculate_qparams(), before)
+
+
+def test_nothing_is_frozen_before_there_is_data() -> None:
+    with pytest.raises(UncalibratedError, match="its observer saw no data"):
+        freeze(prepared())
+
+
+@pytest.mark.parametrize("model", [None, torch.nn.Linear(2, 2)])
+def test_only_a_prepared_model_can_be_frozen(model: Any) -> None:
+    with pytest.raises(InputError, match="freeze takes what prepare_qat_pt2e or prepare_pt2e returned"):
+        freeze(model)
 
 
 def test_a_preset_is_not_overwritten_by_calibration() -> None:

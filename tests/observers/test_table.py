@@ -100,6 +100,11 @@ def test_a_table_written_by_hand_reads_like_a_mapping() -> None:
     assert "z" not in table
 
 
+def test_an_end_that_no_float_holds_is_named() -> None:
+    with pytest.raises(InputError, match="entry 'x': int too large"):
+        RangeTable.of({"x": (0, 10**400)})
+
+
 def test_an_unknown_name_is_answered_with_the_nearest() -> None:
     table = RangeTable.of({"conv2d": (0, 1), "conv2d_1": (0, 1), "linear": (0, 1)})
     with pytest.raises(MissingRangeError, match=r"no entry 'conv2d_2' \(nearest: conv2d_1, conv2d\)"):
