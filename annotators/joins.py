@@ -77,11 +77,11 @@ def relate_joins(draft: Draft, trees: Trees, roles: Roles) -> None:
     for node in joins:
         output = draft.outputs[node]
         found: dict[str, bool] = {}
-        nothing_else = all(value in draft.outputs and value not in clamped for value in roles.read_by(node))
+        all_have_steps = all(value in draft.outputs and value not in clamped for value in roles.read_by(node))
         for value in roles.read_by(node):
             cell = cell_of[value]
             if cell is None or cell in draft.foreign or not _is_other(draft, cell, output):
-                nothing_else = False
+                all_have_steps = False
                 continue
             if cell not in outside:
                 outside[cell] = _outside(values[cell], draft, cell)
@@ -93,7 +93,7 @@ def relate_joins(draft: Draft, trees: Trees, roles: Roles) -> None:
                 inputs=tuple(JoinInput(cell=cell, exclusive=alone) for cell, alone in found.items()),
                 may_float=all(each is node or roles.role(each) in MOVEMENTS for each in readers[output]),
                 rules=roles.configs[node].joins,
-                nothing_else=nothing_else,
+                all_have_steps=all_have_steps,
             )
         )
 

@@ -22,6 +22,7 @@ from ..observers.table import Entry, RangeTable
 from .batches import as_batches, checked, graph_inputs, is_exported
 from .folding import part_norms
 from .graph import constant_tensor, is_float_tensor, where
+from .kept import kept
 from .transform import SpelledAs
 from .writer import ObserverFactory
 
@@ -97,7 +98,7 @@ def fill_ranges(prepared: GraphModule, table: RangeTable) -> int:
 
     Raises:
         InputError: if the model is no graph module, or the table none.
-        MissingRangeError: if the table lacks a tensor that an observer watches.
+        MissingRangeError: if the table lacks a tensor that an observer watches, or names one that the model never had.
     """
     require(isinstance(prepared, GraphModule), "fill_ranges takes what prepare_pt2e returned", prepared)
     require(isinstance(table, RangeTable), "fill_ranges takes a RangeTable (see observe_ranges)", table)
@@ -109,11 +110,20 @@ def fill_ranges(prepared: GraphModule, table: RangeTable) -> int:
     # A constant was shown to its observer when that was made.
     observers = [observer for observer in observers if not set(observer.cell.values) <= set(constants)]
     names = dict.fromkeys(v for observer in observers for v in observer.cell.values if v not in constants)
-    table.require(names, table)
+    table.require(names, _known_names(prepared) or table)
     for observer in observers:
         entry = cell_entry(observer.cell.values, table, constants)
         observer.fill(entry.estimator() if entry else MinMaxEstimator())
     return len(observers)
+
+
+def _known_names(prepared: GraphModule) -> set[str]:
+    """Return the nodes that a prepared model has, or had before it was annotated or trained; none if that is unknown."""
+    found = kept(prepared)
+    if found is None or found.record is None:
+        return set()
+    annotated = {op.node for op in found.record.account.ops}
+    return {*found.record.gone, *annotated, *(node.name for node in prepared.graph.nodes)}
 
 
 def read_ranges(prepared: GraphModule) -> RangeTable:

@@ -99,6 +99,7 @@ class Record:
         branches: names of the nested graphs (of torch.cond) that were prepared too.
         bodies: the records of loop bodies (of scan and while_loop), which torchao has annotated after the outer graph.
         messages: what the user should know (rules without effect, nothing annotated).
+        gone: nodes that the graph lost before it was annotated.
         account: what became of each op, and the cells that were to be decided about.
     """
 
@@ -108,6 +109,7 @@ class Record:
     branches: list[str] = field(default_factory=list)
     bodies: list[Record] = field(default_factory=list)
     messages: list[str] = field(default_factory=list)
+    gone: frozenset[str] = frozenset()
     account: Account = field(default_factory=Account)
 
     @property
@@ -138,7 +140,7 @@ class BackendQuantizer(Quantizer):
         self.ranges = ranges
         self.record = Record()
         self._rules: list[Rule] = []
-        self._gone: set[str] = set()
+        self._gone: frozenset[str] = frozenset()
         self._nested = False
         self._links: list[tuple[str, ...]] = []
         self._unlinked: list[str] = []
@@ -194,7 +196,7 @@ class BackendQuantizer(Quantizer):
     def transform_for_annotation(self, model: GraphModule) -> GraphModule:
         """Spell the graph so that it can be quantized; see `transform.py`."""
         (keep_bodies_float if self._is_qat() else own_bodies)(model)
-        before = {node.name for node in model.graph.nodes} if self.ranges is not None else set()
+        before = {node.name for node in model.graph.nodes}
         meta = model.meta
         spell_norms(model, Scope(self.config, self._rules).config_of)
         model = self._rewrite(model)
@@ -202,7 +204,7 @@ class BackendQuantizer(Quantizer):
         for rest in self._rests():
             model = rest.transform_for_annotation(model)
         model.meta = meta  # that of a new module would be lost: torchao hands on the meta of the given one alone
-        self._gone = before and before - {node.name for node in model.graph.nodes}
+        self._gone = frozenset(before.difference(node.name for node in model.graph.nodes))
         return model
 
     def _rewrite(self, model: GraphModule) -> GraphModule:
@@ -247,7 +249,7 @@ class BackendQuantizer(Quantizer):
         relate_joins(draft, trees, roles)
         relate_hoists(draft, roles)
         unknown = relate_wishes(draft, trees, self._links, self._unlinked)
-        self.record = Record({n.name: b for n, b in roles.blocks.items()})
+        self.record = Record({n.name: b for n, b in roles.blocks.items()}, gone=self._gone)
         places, plan = draft.places, draft.plan()
         inner = self._nested or is_body(model)  # where names of the outer graph name nothing
         self._note(unknown if not inner else [])

@@ -1,4 +1,4 @@
-"""The one place that writes `node.meta`: cells become torchao annotations.
+"""The one place where cells become torchao annotations, in `node.meta`.
 
 The first place of a cell in graph order holds the concrete spec, every other place refers to it: a star, so no
 chain can be long and no cycle can arise. Implicit sharing is switched off: all sharing is on the page.

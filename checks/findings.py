@@ -74,7 +74,7 @@ class Report:
     Args:
         findings: what was found and not suppressed.
         backend: name of the config that the model was held against, "" for none.
-        counts: what was looked at: "quantizes", "dequantizes", "blocks".
+        counts: what was looked at: "quantizes", "dequantizes", "weighted ops".
         suppressed: how many findings were left out on request.
     """
 

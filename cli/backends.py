@@ -58,7 +58,7 @@ def _described(config: BackendConfig) -> dict[str, str]:
         "hoist rule": branches.hoist.value,
         "branches, by preference": ", ".join(outcome.value for outcome in branches.outcomes),
         "sharing may cost": f"{branches.max_sharing_loss_db:g} dB, of a computed root {branches.max_root_loss_db:g} dB",
-        "joins, by preference": ", ".join(outcome.value for outcome in config.joins.outcomes),
+        "joins": ", ".join(outcome.value for outcome in config.joins.outcomes),
     }
     return {what: rule for what, rule in rules.items() if rule}
 

@@ -48,7 +48,7 @@ def load_digits(seed: int) -> Digits:
 
 
 class SmallNet(nn.Module):
-    """Six fused blocks: conv + bn + relu, twice depthwise + bn + relu6 and pointwise + bn, linear + relu, linear."""
+    """Seven blocks: conv + bn + relu, twice depthwise and pointwise + bn + relu6 each, linear + relu, linear."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-r"""What may be decided about a model's tensors, as data: cells, branch families and joins.
+r"""What may be decided about a model's tensors, as data: cells, branch families, joins, hoists and the user's wishes.
 
 A *cell* is a set of places in the graph (a node's output, or one of its input edges) that hold the same values,
 or parts of them, and so have one qparams whatever is decided. A *family* and a *join* relate cells:
@@ -128,8 +128,9 @@ class Join:
         inputs: its operands that have cells, each cell once.
         may_float: no quantized op reads the output directly, so the join can be left float.
         rules: what is legal.
-        nothing_else: no other operand goes in, none that is quantized by its readers alone (the join among them), and
-            none that a clamp bounds between two of its steps, which a finer scale would put right.
+        all_have_steps: every operand is written quantized, so that its values lie on the steps of its cell already:
+            none is float up to the join, and none a clamp whose bound lies between two steps. A cat of two pools, say,
+            and not a cat with the model's input.
     """
 
     where: str
@@ -137,7 +138,7 @@ class Join:
     inputs: tuple[JoinInput, ...]
     may_float: bool
     rules: JoinRules
-    nothing_else: bool = False
+    all_have_steps: bool = False
 
 
 _NONE: Final[dict[str, Cell]] = {}

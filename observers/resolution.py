@@ -398,7 +398,7 @@ class Resolver:
         """
         cells = {operand.cell for operand in inputs}
         finer = self.floats | self.through.keys() | self.plan.apart
-        if not (inputs and join.nothing_else and len(inputs) == len(join.inputs)) or cells & finer:
+        if not (inputs and join.all_have_steps and len(inputs) == len(join.inputs)) or cells & finer:
             return False
         everyone = united([self.clusters[cell] for cell in (join.output, *sorted(cells))])
         finest, budget = self.clusters[inputs[0].cell].qparams.scale, join.rules.max_sharing_loss_db

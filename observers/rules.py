@@ -75,8 +75,8 @@ class BranchRules:
         max_sharing_loss_db: budget within which branches of a float or wide root are put in one group, in dB.
         max_root_loss_db: what sharing may cost a branch, in dB, before a dearer outcome than `SHARED` is taken
             for a root that would be quantized. 6.02 dB is one bit.
-        max_float_loss_db: what sharing may cost a branch, in dB, where no quantized op reads any branch of a float
-            root, before all of it is moved in float.
+        max_float_loss_db: where the root is float and no quantized op reads any branch: what sharing may cost a branch,
+            in dB, before all branches are left float.
         partial_groups: group alike branches although another differs; False: all in one group, or none.
         hoist_through: ops (canonical names) that the backend's pass looks through on its way to a quantize.
         covering: those of them that read a part; where nothing else lies between, `min_coverage` applies.
@@ -114,7 +114,7 @@ class JoinRules:
     """How tensors that meet in a cat, stack or where may be quantized.
 
     Args:
-        outcomes: the legal outcomes, in the backend's order of preference.
+        outcomes: the legal outcomes, in any order: ranges and budgets decide.
         max_sharing_loss_db: what sharing may cost a tensor that other ops read too, in dB; beyond it the tensor
             is requantized at the join's edge.
         max_float_loss_db: what the join may cost an operand, in dB, before the join is left float (where legal).
@@ -149,6 +149,7 @@ class Decision:
         reason: one sentence.
         rejected: (outcome name, why not) for each better outcome that was not taken.
         finding: True where the decision costs more than its budget and the user should know.
+        notes: what else came of it, one sentence each (a hoist that was kept from firing, say).
     """
 
     kind: str

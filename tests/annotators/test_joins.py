@@ -239,7 +239,7 @@ def test_a_clamp_at_its_inputs_scale_is_put_right_where_it_is_joined() -> None:
         return torch.cat(ends, 1), n.b(y)
 
     found = run(Net(function), configs.arm_tosa(estimator="minmax"))
-    assert [join.nothing_else for join in found.joins] == [False]
+    assert [join.all_have_steps for join in found.joins] == [False]
     assert found.decisions[0].outcome is JoinOutcome.REQUANTIZE
 
 
@@ -252,7 +252,7 @@ def test_what_its_readers_quantize_has_no_steps_yet() -> None:
     for config, cut_as_integers in ((minmax_config(), True), (configs.cadence(estimator="minmax"), False)):
         (join,) = run(Net(function), config).joins
         assert len(join.inputs) == 2
-        assert join.nothing_else is cut_as_integers
+        assert join.all_have_steps is cut_as_integers
 
 
 def test_joins_in_a_row() -> None:

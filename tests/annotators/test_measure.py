@@ -45,6 +45,14 @@ def exported(name: str) -> Exported:
     return Exported(torch.export.export(CASES[name].model(), batches[0]), batches)
 
 
+def test_a_table_of_another_model_is_refused() -> None:
+    case = exported("independent")
+    table = observe_ranges(case.program, case.batches, estimator="minmax")
+    stale = RangeTable({**table.entries, "conv2d_77": next(iter(table.entries.values()))})
+    with pytest.raises(MissingRangeError, match=r"names 1 node\(s\) that the graph lacks: 'conv2d_77'"):
+        fill_ranges(prepare(case.program, CASES["independent"].config), stale)
+
+
 @pytest.mark.parametrize("estimator", ["minmax", "histogram"])
 @pytest.mark.parametrize("name", list(CASES))
 def test_all_roads_lead_to_the_same_qparams(name: str, estimator: Estimator) -> None:

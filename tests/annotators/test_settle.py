@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import warnings
 from enum import Enum
 from typing import Any
 
@@ -20,7 +19,7 @@ from quantmark.observers.errors import MissingRangeError
 from quantmark.observers.ranges import Range
 from quantmark.observers.rules import Outcome
 from quantmark.observers.table import Entry, RangeTable
-from support.flow import is_dequantize, pair_of
+from support.flow import is_dequantize, pair_of, sqnr_db
 from support.roads import CASES, calibrate, qparams, with_estimator
 
 
@@ -184,7 +183,5 @@ def test_a_table_may_name_what_annotation_rewrites_away() -> None:
     batch = (torch.randn(8, 4),)
     program = torch.export.export(Clamps(), batch)
     table = observe_ranges(program, [batch])
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        prepared = prepare_pt2e(program.module(), BackendQuantizer(CASES["alike"].config, ranges=table))
-    assert convert_pt2e(prepared) is not None
+    prepared = prepare_pt2e(program.module(), BackendQuantizer(CASES["alike"].config, ranges=table))
+    assert sqnr_db(Clamps()(*batch), convert_pt2e(prepared)(*batch)) > 30

@@ -133,25 +133,26 @@ def _halves(layers: nn.ModuleList, y: Tensor) -> tuple[Tensor, Tensor]:
     return layers[1](y[:, :4]), layers[2](y[:, 4:])
 
 
-TABLES: dict[str, Callable[[Tensor], Tensor]] = {
-    "log": lambda x: torch.log((x * x).mean(-1) + 1e-2),
-    "rsqrt": lambda x: x * torch.rsqrt((x * x).mean(-1, keepdim=True) + 1e-5),
-    "sqrt": lambda x: torch.sqrt((x * x).mean(-1) + 1e-5),
-    "reciprocal": lambda x: torch.tanh(x) / (0.5 + torch.exp(x)),
+TABLES: dict[str, tuple[Callable[[Tensor], Tensor], float]] = {  # and the least gain in dB
+    "log": (lambda x: torch.log((x * x).mean(-1) + 1e-2), 3.0),
+    "rsqrt": (lambda x: x * torch.rsqrt((x * x).mean(-1, keepdim=True) + 1e-5), 3.0),
+    "sqrt": (lambda x: torch.sqrt((x * x).mean(-1) + 1e-5), 0.5),  # infinitely steep at 0, where lines help little
+    "reciprocal": (lambda x: torch.tanh(x) / (0.5 + x.abs()), 1.5),
 }
 
 
 @pytest.mark.parametrize("name", TABLES)
 def test_tables_of_steep_functions_have_their_entries_where_the_values_are(name: str) -> None:
     torch.manual_seed(0)
-    model = Net(lambda _, x: TABLES[name](x))
+    function, least_gain = TABLES[name]
+    model = Net(lambda _, x: function(x))
     batches = [(torch.randn(4, 12, 16) * torch.randn(4, 1, 1).mul(0.5).exp(),) for _ in range(4)]
     config, found = configs.arm_tosa(activation="int16"), []
     for each in (config, replace(config, ops=replace(config.ops, table_headroom=None))):
         flow = quantize(model, batches[0], each, batches=batches, guards=False)
         ran = run_on_reference(flow.converted, batches, WIDE)
         found.append(statistics.mean(sqnr_db(model(*x), got[0]) for x, got in zip(batches, ran.reference, strict=True)))
-    assert found[0] >= found[1] + 3.0  # a table's error is that of straight lines: 8 dB less at 5/8 of the distance
+    assert found[0] >= found[1] + least_gain  # straight lines at 3/4 of the distance: 5 dB less error
 
 
 def arms_own(activation: str) -> Quantizer:

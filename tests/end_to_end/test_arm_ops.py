@@ -23,7 +23,7 @@ LEFT[("ethos-u55-128", "int16")] = {
     *("mm", "bmm", "matmul", "conv_transpose2d", "conv_transpose2d, groups", "ceil", "floor"),
 }
 LEFT[("ethos-u85-256", "int16")] = {"where", "ceil", "floor"}
-LOST_DB = {"layer_norm": 6.0, "cos": 5.0}  # tables of 513 entries: rsqrt (TOSAQuantizer loses 16), and cos
+LOST_DB = {"layer_norm": 9.0, "cos": 5.0}  # tables of 513 entries: rsqrt (TOSAQuantizer loses 16), and cos
 
 
 def run(name: str, target: str, activation: str) -> None:

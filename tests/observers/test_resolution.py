@@ -479,9 +479,9 @@ def test_an_operand_with_other_readers_is_requantized_at_the_edge() -> None:
 
 
 def test_a_join_is_no_finer_than_what_goes_in() -> None:
-    def run(nothing_else: bool, **ends: float) -> JoinOutcome:
+    def run(all_have_steps: bool, **ends: float) -> JoinOutcome:
         plan = Plan(
-            cells=cells("a", "b", "out"), joins=(join("out", "a", "b", exclusive=False, nothing_else=nothing_else),)
+            cells=cells("a", "b", "out"), joins=(join("out", "a", "b", exclusive=False, all_have_steps=all_have_steps),)
         )
         mine = decision(resolve(plan, ranges(**ends)), "out").outcome
         assert isinstance(mine, JoinOutcome)
@@ -494,7 +494,7 @@ def test_a_join_is_no_finer_than_what_goes_in() -> None:
 
 
 def test_a_join_stays_fine_for_an_operand_that_would_be_rounded_at_both_scales() -> None:
-    together = join("out", "a", "b", exclusive=False, nothing_else=True)
+    together = join("out", "a", "b", exclusive=False, all_have_steps=True)
     plan = Plan(cells=cells("a", "b", "out"), joins=(together,))
     found = resolve(plan, ranges(a=1.0, b=1.2, out=0.5))  # 1.6 dB apart, 0.5 allowed
     assert decision(found, "out").outcome is JoinOutcome.REQUANTIZE
@@ -503,7 +503,7 @@ def test_a_join_stays_fine_for_an_operand_that_would_be_rounded_at_both_scales()
 
 def test_a_join_is_finer_than_branches_of_a_wide_root() -> None:
     above = family("r", "a", "b", wide=INT16_SYMMETRIC, rules=rules(Outcome.SHARED, Outcome.WIDE_ROOT))
-    together = join("out", "a", "b", exclusive=False, nothing_else=True)
+    together = join("out", "a", "b", exclusive=False, all_have_steps=True)
     plan = Plan(cells=cells("r", "a", "b", "out"), families=(above,), joins=(together,))
     found = resolve(plan, ranges(r=10.0, a=1.0, b=1.0, out=0.5))
     assert decision(found, "r (root)").outcome is Outcome.WIDE_ROOT

@@ -42,7 +42,7 @@ def join(
     *inputs: str,
     exclusive: bool = True,
     may_float: bool = False,
-    nothing_else: bool = False,
+    all_have_steps: bool = False,
     **rules: Any,
 ) -> Join:
     return Join(
@@ -50,7 +50,7 @@ def join(
         output=output,
         inputs=tuple(JoinInput(cell=name, exclusive=exclusive) for name in inputs),
         may_float=may_float,
-        nothing_else=nothing_else,
+        all_have_steps=all_have_steps,
         rules=JoinRules(**rules),
     )
 
@@ -158,7 +158,7 @@ def plans(draw: st.DrawFn, *, related: bool = True) -> tuple[Plan, dict[str, Ran
                 inputs=operands,
                 may_float=draw(st.booleans()),
                 rules=rules_,
-                nothing_else=draw(st.booleans()),
+                all_have_steps=draw(st.booleans()),
             )
         )
     for index in range(draw(st.integers(0, 3)) if related else 0):
