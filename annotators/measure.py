@@ -118,7 +118,7 @@ def fill_ranges(prepared: GraphModule, table: RangeTable) -> int:
 
 
 def _known_names(prepared: GraphModule) -> set[str]:
-    """Return the nodes that a prepared model has, or had before it was annotated or trained; none if that is unknown."""
+    """Return the nodes that a prepared model has, or had before it was annotated or trained; none if not known."""
     found = kept(prepared)
     if found is None or found.record is None:
         return set()
