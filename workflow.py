@@ -18,7 +18,7 @@ from torch.export import ExportedProgram
 from torch.fx import GraphModule
 from torchao.quantization.pt2e.quantize_pt2e import convert_pt2e, prepare_pt2e
 
-from .annotators.batches import Batch, as_batch, as_batches, checked, graph_inputs, is_exported
+from .annotators.batches import Batch, as_batch, as_batches, checked, graph_inputs, is_exported, is_quantized
 from .annotators.folding import part_norms
 from .annotators.measure import read_ranges
 from .annotators.quantizer import BackendQuantizer
@@ -270,7 +270,7 @@ def _export(
         raise InputError(f"the model must be an nn.Module or an ExportedProgram, got {type(model).__name__}")
     if not isinstance(exported, GraphModule):
         raise InputError(f"the exported model must be a graph module, got {type(exported).__name__}")
-    if any(getattr(node.target, "namespace", "") == "quantized_decomposed" for node in exported.graph.nodes):
+    if is_quantized(exported.graph):
         raise InputError("the model is quantized already; give the float model")
     _own_buffers(exported)
     part_norms(exported)

@@ -13,7 +13,7 @@ from ..observers.observer import TOLERATE
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from torch.fx import GraphModule, Node
+    from torch.fx import Graph, GraphModule, Node
 
 Batch = tuple[Tensor, ...]
 
@@ -22,6 +22,11 @@ def is_exported(model: GraphModule) -> bool:
     """Tell an exported module from one that was traced symbolically, which holds no values and calls modules."""
     inputs = graph_inputs(model)
     return bool(inputs) and all("val" in node.meta for node in inputs)
+
+
+def is_quantized(graph: Graph) -> bool:
+    """Tell whether a graph holds a quantize or dequantize."""
+    return any(getattr(node.target, "namespace", "") == "quantized_decomposed" for node in graph.nodes)
 
 
 def as_batches(calibration: object) -> Iterator[Batch]:

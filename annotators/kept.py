@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import copy
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from torch.fx import GraphModule
 
     from .quantizer import BackendQuantizer, Record
@@ -14,24 +16,25 @@ if TYPE_CHECKING:
 _KEY: Final = "quantmark_record"
 
 
-class Kept:
-    """A record, with the quantizer that made it and the name of the global config then ("" for none)."""
+class Kept(NamedTuple):
+    """A record, with the name of the global config then ("" for none) and the quantizer that made it."""
 
-    def __init__(self, backend: str, record: Record | None = None, quantizer: BackendQuantizer | None = None) -> None:
-        self.backend = backend
-        self.record = record
-        self.quantizer = quantizer
+    backend: str
+    record: Record
+    quantizer: BackendQuantizer
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Kept:
         """Copy what decides along with the graph, so that a copied model tells of what it saw itself."""
-        if self.record is None:
-            return self
         components = copy.deepcopy(self.record.components, memo)
-        return Kept(self.backend, replace(self.record, components=components), self.quantizer)
+        return self._replace(record=replace(self.record, components=components))
 
-    def __reduce__(self) -> tuple[type[Kept], tuple[str]]:
+    def __reduce__(self) -> tuple[Callable[[], None], tuple[()]]:
         """Leave the record behind when pickled: it holds nodes of the graph, which are none outside it."""
-        return Kept, (self.backend,)
+        return _nothing, ()
+
+
+def _nothing() -> None:
+    """Stand for a record that was left behind."""
 
 
 def keep(model: GraphModule, quantizer: BackendQuantizer) -> None:
@@ -45,6 +48,6 @@ def keep(model: GraphModule, quantizer: BackendQuantizer) -> None:
 
 
 def kept(model: GraphModule) -> Kept | None:
-    """Return what was kept of the annotation of a graph, with a record; None if there is no such thing."""
+    """Return what was kept of the annotation of a graph; None if there is no such thing."""
     found = model.meta.get(_KEY)
-    return found if isinstance(found, Kept) and found.record is not None else None
+    return found if isinstance(found, Kept) else None

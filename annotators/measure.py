@@ -120,7 +120,7 @@ def fill_ranges(prepared: GraphModule, table: RangeTable) -> int:
 def _known_names(prepared: GraphModule) -> set[str]:
     """Return the nodes that a prepared model has, or had before it was annotated or trained; none if not known."""
     found = kept(prepared)
-    if found is None or found.record is None:
+    if found is None:
         return set()
     annotated = {op.node for op in found.record.account.ops}
     return {*found.record.gone, *annotated, *(node.name for node in prepared.graph.nodes)}

@@ -20,6 +20,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "tests"))
 
 from quantmark import BackendQuantizer, configs
 from quantmark.configs import BackendConfig
+from quantmark.configs.arm import ActivationName
 from support.flow import quantize
 from support.models import WHOLE, whole_model
 from support.vela import Compiled, compile_for, ethos_quantizer
@@ -27,13 +28,13 @@ from support.vela import Compiled, compile_for, ethos_quantizer
 TARGETS = ("ethos-u55-128", "ethos-u85-256")
 
 
-def config_for(target: str, activation: str) -> BackendConfig:
+def config_for(target: str, activation: ActivationName) -> BackendConfig:
     """Return our config for a target."""
     make = {"ethos-u55": configs.ethos_u55, "ethos-u65": configs.ethos_u65, "ethos-u85": configs.ethos_u85}
     return make[target.rpartition("-")[0]](activation=activation)
 
 
-def measure(name: str, target: str, activation: str) -> tuple[Compiled, Compiled]:
+def measure(name: str, target: str, activation: ActivationName) -> tuple[Compiled, Compiled]:
     """Compile a model, one input at a time, as quantized by us and by executorch."""
     model, batches, _ = whole_model(name)
     one = [tuple(tensor[:1] for tensor in batch) for batch in batches]

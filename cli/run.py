@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from ..annotators.batches import is_quantized
 from ..observers.errors import InputError
 from .data import Calibration, model_inputs
 from .files import load_ranges, note
@@ -49,7 +50,7 @@ def explained(done: Quantized, program: ExportedProgram, data: Path | None) -> E
 
 def annotate(program: ExportedProgram, config: BackendConfig) -> BackendQuantizer:
     """Return the quantizer that annotated a program which nothing has been observed of."""
-    if any("quantize" in str(node.target) for node in program.graph.nodes):
+    if is_quantized(program.graph):
         raise InputError("the model is quantized already; give the float model")
     with quiet():
         from torchao.quantization.pt2e.quantize_pt2e import prepare_pt2e

@@ -28,7 +28,7 @@ Every rule was read in executorch 1.5.1 (paths below are under `executorch/backe
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, Literal
 
 from ..observers.errors import UnsupportedOptionError
 from ..observers.qparams import INT8_AFFINE, INT8_SYMMETRIC, INT16_SYMMETRIC, Scheme
@@ -52,6 +52,7 @@ if TYPE_CHECKING:
 
     from .rewrites import RewriteName
 
+ActivationName = Literal["int8", "sym8", "int16"]
 _MARKER: Final = "_arm_annotation_info"
 _HEADS: Final = frozenset({"conv1d", "conv2d", "conv3d", "conv_transpose2d", "linear"})
 _OWN: Final = frozenset(
@@ -79,7 +80,7 @@ _JOINS: Final = frozenset({"cat", "concat", "concatenate", "stack", "hstack", "v
 @factory
 def arm_tosa(
     *,
-    activation: str = "int8",
+    activation: ActivationName = "int8",
     per_channel: bool = True,
     is_qat: bool = False,
     eps: float = 2.0**-16,
@@ -127,7 +128,7 @@ def arm_tosa(
 def integer_config(
     name: str,
     *,
-    activation: str,
+    activation: ActivationName,
     per_channel: bool,
     is_qat: bool,
     eps: float,
@@ -142,8 +143,6 @@ def integer_config(
     """Return the config of one of TOSA's integer profiles, without the ops that it `lacks`."""
     schemes = {"int8": INT8_AFFINE, "sym8": INT8_SYMMETRIC, "int16": replace(INT16_SYMMETRIC, headroom=_HEADROOM)}
     weights = {8: INT8_SYMMETRIC, 4: Scheme(quant_min=-7, quant_max=7, symmetric=True)}
-    if activation not in schemes:
-        raise UnsupportedOptionError(f'{name} has activation="int8", "sym8" or "int16", not {activation!r}')
     if weight_bits not in weights:
         raise UnsupportedOptionError(f"{name} has weight_bits=8 or 4, not {weight_bits!r}")
     wide = int16 and activation != "int16"

@@ -22,7 +22,7 @@ from __future__ import annotations
 import re
 from dataclasses import replace
 from importlib.metadata import PackageNotFoundError, version
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, Literal
 
 import torch
 
@@ -76,7 +76,7 @@ def installed_hoist_rule() -> HoistRule:
 @factory
 def cadence(
     *,
-    activation: str = "int8",
+    activation: Literal["int8", "int16"] = "int8",
     per_channel: bool = False,
     is_qat: bool = False,
     eps: float = 2.0**-24,
@@ -106,8 +106,6 @@ def cadence(
         UnsupportedOptionError: for an option that Cadence lacks.
     """
     schemes = {"int8": INT8_AFFINE, "int16": _INT16_AFFINE}
-    if activation not in schemes:
-        raise UnsupportedOptionError(f'cadence has activation="int8" or "int16", not {activation!r}')
     if per_channel:
         raise UnsupportedOptionError("cadence has per_channel=False only: its kernels take one weight scale per tensor")
     symmetric = replace(INT8_SYMMETRIC, quant_min=-128, eps=eps)

@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
-from .arm import integer_config
+from .arm import ActivationName, integer_config
 from .base import BackendConfig, EstimatorName
 from .options import factory
 
@@ -48,7 +48,7 @@ U85: Final = Device(rewrite="ethos_u85")
 @factory
 def ethos_u55(
     *,
-    activation: str = "int8",
+    activation: ActivationName = "int8",
     per_channel: bool = True,
     is_qat: bool = False,
     eps: float = 2.0**-16,
@@ -95,7 +95,7 @@ def ethos_u55(
 @factory
 def ethos_u65(
     *,
-    activation: str = "int8",
+    activation: ActivationName = "int8",
     per_channel: bool = True,
     is_qat: bool = False,
     eps: float = 2.0**-16,
@@ -125,7 +125,7 @@ def ethos_u65(
 @factory
 def ethos_u85(
     *,
-    activation: str = "int8",
+    activation: ActivationName = "int8",
     per_channel: bool = True,
     is_qat: bool = False,
     eps: float = 2.0**-16,
@@ -152,5 +152,5 @@ def ethos_u85(
     )
 
 
-def _lacks(device: Device, activation: str) -> frozenset[str]:
+def _lacks(device: Device, activation: ActivationName) -> frozenset[str]:
     return device.lacks | (device.lacks_in_16_bit if activation == "int16" else frozenset())

@@ -28,11 +28,10 @@ runtime:
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, Literal
 
 import torch
 
-from ..observers.errors import UnsupportedOptionError
 from ..observers.qparams import INT8_AFFINE, INT8_SYMMETRIC
 from ..observers.rules import BranchRules, JoinRules, Outcome
 from .base import ActivationConfig, BackendConfig, BlockRules, EstimatorName, OpRules, WeightConfig
@@ -65,7 +64,7 @@ _LIMITS: Final = Limits(
 @factory
 def xnnpack(
     *,
-    activation: str = "int8",
+    activation: Literal["int8", "sym8"] = "int8",
     per_channel: bool = True,
     is_qat: bool = False,
     eps: float = 2.0**-24,
@@ -87,8 +86,6 @@ def xnnpack(
         UnsupportedOptionError: for an activation that XNNPACK lacks.
     """
     schemes = {"int8": INT8_AFFINE, "sym8": replace(INT8_SYMMETRIC, quant_min=-128)}
-    if activation not in schemes:
-        raise UnsupportedOptionError(f'xnnpack has activation="int8" or "sym8", not {activation!r}')
     return BackendConfig(
         name="xnnpack",
         activation=ActivationConfig(

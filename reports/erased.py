@@ -22,7 +22,7 @@ def erased_blocks(model: GraphModule, names: Mapping[Node, str] | None = None) -
         names: what nodes were called when the graph was annotated, where they are called otherwise now.
     """
     found = kept(model)
-    if found is None or found.record is None:
+    if found is None:
         return {}
     nodes = {(names or {}).get(node, node.name): node for node in model.graph.nodes}
     blocks: dict[Node, Block] = {}

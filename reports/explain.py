@@ -66,7 +66,7 @@ def _record_of(subject: BackendQuantizer | GraphModule) -> tuple[str, Record]:
     if not isinstance(subject, GraphModule):
         raise InputError(f"explain takes a BackendQuantizer or a prepared or converted graph, got {type(subject)}")
     found = kept(subject)
-    if found is None or found.record is None:
+    if found is None:
         raise InputError(
             "the graph holds no record of a BackendQuantizer: it was not annotated by one, or exported or pickled "
             "since; pass the graph that prepare_pt2e or convert_pt2e returned, or the quantizer"

@@ -264,7 +264,7 @@ def _numbers(found: Explanation, group: str) -> Numbers | None:
 def _families(graph: GraphModule, nodes: dict[str, Node], found: Explanation) -> list[_PartPairs]:
     """Return the roots and branches that were decided about, without the ops that read them."""
     keeper = kept(graph)
-    members = sharing_members(keeper.record) if keeper is not None and keeper.record is not None else []
+    members = sharing_members(keeper.record) if keeper is not None else []
     parts = []
     for decision, tensors in zip(found.decisions, members, strict=True):
         if decision.kind != "branches":

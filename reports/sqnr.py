@@ -128,7 +128,7 @@ class _Bench:
                 self.twins[name] = twin
         self.copies = writes_in_place(self.reference)
         found = kept(self.quantized)
-        self.members = sharing_members(found.record) if found is not None and found.record is not None else []
+        self.members = sharing_members(found.record) if found is not None else []
 
     def _is_twin(self, node: Node, other: Node | None) -> bool:
         return (

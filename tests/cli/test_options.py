@@ -100,7 +100,7 @@ def test_values_are_read_as_the_factory_takes_them(
             "xnnpack has no option 'weight_bits'; it has activation, per_channel, is_qat, .*",
         ),
         ("xnnpack", "activations=int8", "xnnpack has no option 'activations'; it has .*; nearest: activation"),
-        ("xnnpack", "activation=int16", 'xnnpack has activation="int8" or "sym8", not \'int16\''),
+        ("xnnpack", "activation=int16", "xnnpack: activation is int8, sym8, not 'int16'"),
         ("xnnpack", "per_channel=1", "xnnpack: per_channel is true or false, not '1'"),
         ("xnnpack", "eps=small", "xnnpack: eps is a number, not 'small'"),
         ("xnnpack", "eps=-1", ".*eps.*"),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from importlib import import_module
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 import torch
@@ -45,7 +45,7 @@ def test_without_executorch_the_rule_is_the_careful_one(monkeypatch: pytest.Monk
 
 @pytest.mark.parametrize("options", [{"activation": "sym8"}, {"per_channel": True}, {"activation": "float"}])
 def test_options_that_cadence_lacks(options: dict[str, Any]) -> None:
-    with pytest.raises(UnsupportedOptionError, match="cadence has"):
+    with pytest.raises(UnsupportedOptionError, match="^cadence"):
         cadence(**options)
 
 
@@ -72,7 +72,7 @@ class Net(nn.Module):
 @pytest.mark.parametrize("strict", [False, True], ids=["non-strict", "strict"])
 @pytest.mark.parametrize("symmetric", [False, True])
 @pytest.mark.parametrize("activation", ["int8", "int16"])
-def test_blocks_as_the_compiler_fuses_them(activation: str, symmetric: bool, strict: bool) -> None:
+def test_blocks_as_the_compiler_fuses_them(activation: Literal["int8", "int16"], symmetric: bool, strict: bool) -> None:
     """int32 bias with scale input * weight, weights per tensor, conv + relu with zero_point == quant_min."""
     model, x = Net().eval(), torch.randn(4, 3, 8, 8)
     config = configs.cadence(activation=activation, symmetric_weights=symmetric)

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from quantmark import UnsupportedOptionError, configs
+from quantmark.configs.arm import ActivationName
 from quantmark.configs.base import BackendConfig
 from quantmark.configs.rewrites import _PROFILES
 from quantmark.observers.rules import Outcome
@@ -40,7 +41,7 @@ def test_options_have_the_names_of_every_backend(name: str) -> None:
 
 
 @pytest.mark.parametrize("activation", ["int8", "sym8", "int16"])
-def test_what_a_device_lacks_is_all_that_differs(activation: str) -> None:
+def test_what_a_device_lacks_is_all_that_differs(activation: ActivationName) -> None:
     profile = ops(configs.arm_tosa(activation=activation))
     lacks = {"conv3d", "gather", "index", "index_select", "upsample_bilinear2d", "where"}
     lacks |= {"mm", "bmm", "matmul", "conv_transpose2d"} if activation == "int16" else set()

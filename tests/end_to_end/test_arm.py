@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from torchao.quantization.pt2e.quantizer import Quantizer
 
 from quantmark import BackendQuantizer, configs
+from quantmark.configs.arm import ActivationName
 from support.flow import outputs, pair_of, quantize, sqnr_db
 from support.models import WHOLE, whole_model
 from support.tosa import OnReference, run_on_reference
@@ -169,7 +170,7 @@ def arms_own(activation: str) -> Quantizer:
 @pytest.mark.slow
 @pytest.mark.parametrize("activation", ["int8", "int16"])
 @pytest.mark.parametrize("name", WHOLE)
-def test_whole_models_are_about_as_good_as_with_arms_own_quantizer(name: str, activation: str) -> None:
+def test_whole_models_are_about_as_good_as_with_arms_own_quantizer(name: str, activation: ActivationName) -> None:
     model, calibration, test = whole_model(name)
     found = []
     for quantizer in (BackendQuantizer(configs.arm_tosa(activation=activation)), arms_own(activation)):

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from quantmark import BackendQuantizer, check, configs
 from quantmark.annotators.blocks import clamp_bounds
+from quantmark.configs.arm import ActivationName
 from quantmark.configs.base import BackendConfig
 from quantmark.configs.ops import CLAMPS
 from support.flow import calls, is_dequantize, is_quantize, outputs, pair_of, quantize, sqnr_db
@@ -107,7 +108,7 @@ def test_every_spelling_is_folded_in_one_delegate_within_one_step(shape: tuple[i
 
 
 @pytest.mark.parametrize(("activation", "least_db"), [("sym8", 28), ("int16", 45)])
-def test_a_symmetric_relu_is_no_saturation_and_stays_a_clamp(activation: str, least_db: float) -> None:
+def test_a_symmetric_relu_is_no_saturation_and_stays_a_clamp(activation: ActivationName, least_db: float) -> None:
     found = ran(FEW, IMAGE, configs.arm_tosa(activation=activation), least_db)
     assert found.ops["CLAMP"] == len(FEW)
 

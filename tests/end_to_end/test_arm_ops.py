@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from quantmark import configs
+from quantmark.configs.arm import ActivationName
 from support.arm_ops import MODELS
 from support.flow import quantize, sqnr_db
 from support.tosa import run_on_reference
@@ -26,7 +27,7 @@ LEFT[("ethos-u85-256", "int16")] = {"where", "ceil", "floor"}
 LOST_DB = {"layer_norm": 9.0, "cos": 5.0}  # tables of 513 entries: rsqrt (TOSAQuantizer loses 16), and cos
 
 
-def run(name: str, target: str, activation: str) -> None:
+def run(name: str, target: str, activation: ActivationName) -> None:
     torch.manual_seed(0)
     make, shape = MODELS[name]
     model, batches = make().eval(), [(torch.randn(shape),) for _ in range(4)]
@@ -52,5 +53,5 @@ def test_a_few_ops_lower_to_an_ethos_u55(name: str) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize(("target", "activation"), LEFT)
 @pytest.mark.parametrize("name", MODELS)
-def test_every_op_lowers(name: str, target: str, activation: str) -> None:
+def test_every_op_lowers(name: str, target: str, activation: ActivationName) -> None:
     run(name, target, activation)
