@@ -45,7 +45,7 @@ def test_without_executorch_the_rule_is_the_careful_one(monkeypatch: pytest.Monk
 
 @pytest.mark.parametrize("options", [{"activation": "sym8"}, {"per_channel": True}, {"activation": "float"}])
 def test_options_that_cadence_lacks(options: dict[str, Any]) -> None:
-    with pytest.raises(UnsupportedOptionError, match="^cadence"):
+    with pytest.raises(UnsupportedOptionError, match=r"^cadence"):
         cadence(**options)
 
 
