@@ -11,6 +11,7 @@ from ..annotators.blocks import clamp_bounds
 from ..annotators.graph import is_float_tensor, op_name
 from ..configs.ops import JOINS, MOVEMENT, NO_OPS, POOLS, SELECTS
 from ..observers.qparams import sharing_loss_db
+from ..observers.ranges import Range
 from .findings import Finding, Severity
 from .kinds import Kind
 from .losses import clipped_part
@@ -19,7 +20,6 @@ from .qdq import Facts, finding, is_dequantize, quantized_value
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from ..observers.ranges import Range
     from .encoding import Encoding
 
 _MOVING: Final = MOVEMENT | NO_OPS | SELECTS | POOLS | {"getitem"}
@@ -36,7 +36,8 @@ class Origin:
         path: the ops between the dequantize and the quantize, from the last to the first.
         dequantize: the dequantize above them, or None where the value is float.
         before: its qparams.
-        held: the values that it can hold: what its qparams represent, within the bounds of what it quantized.
+        held: the values that it is known to hold: what its qparams represent, within the bounds of what it quantized,
+            without the config's headroom.
         is_part: it may hold far less, as it was picked out of a larger tensor with the same qparams.
     """
 
@@ -70,7 +71,8 @@ def trace(facts: Facts, value: Node) -> Origin:
     encoding = facts.encoding(node) if is_dequantize(node) else None
     if encoding is None or encoding.axis is not None or not encoding.is_usable:
         return Origin(tuple(path), node if is_dequantize(node) else None)
-    held, source = encoding.qparams.representable, node.args[0]
+    limits, headroom, source = encoding.qparams.representable, facts.config.activation.scheme.headroom, node.args[0]
+    held = Range(limits.min / headroom, limits.max / headroom)
     quantized = source.args[0] if isinstance(source, Node) and source.args else None
     bounds = clamp_bounds(quantized) if isinstance(quantized, Node) else None
     is_part = any(_picks(each) for each in (*path, quantized) if isinstance(each, Node))

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from quantmark import ConfigError
+from quantmark import ConfigError, check
 from quantmark.annotators.quantizer import BackendQuantizer
 from quantmark.configs import OpRules
 from quantmark.observers.plan import Cell
@@ -69,6 +69,13 @@ def test_the_scale_reaches_as_far_as_the_headroom() -> None:
     y = model.linear(x).detach()
     assert scales["exp"] == pytest.approx(1.5 * y.exp().max().item() / 32767)
     assert scales["linear"] == pytest.approx(2.0 * y.abs().max().item() / 32767)
+
+
+def test_a_requantize_that_takes_headroom_alone_is_no_finding() -> None:
+    model = Net(lambda y: torch.log(torch.cat([y.exp(), y.tanh().exp()], 1)))
+    quantizer = BackendQuantizer(CONFIG).unlink("exp")
+    converted = quantize(model, (torch.linspace(-1, 1, 8).view(2, 4),), quantizer).converted
+    assert [f for f in check(converted, CONFIG).findings if f.code in {"QM402", "QM502"}] == []
 
 
 @pytest.mark.parametrize("headroom", [0.5, float("nan")])
