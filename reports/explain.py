@@ -128,14 +128,14 @@ class _Reader:
                 self.assignments |= component.resolution().assignments
         self.output_of = {op.node: op.output for op in self.account.ops}
         self.why_float = self._why_float()
-        self.first: dict[str, str] = {}
-        for name in self.plan.cells:  # a group is called by the cell that comes first in the graph
-            if name in self.assignments:
-                self.first.setdefault(self.assignments[name].group, name)
+        self.first: dict[str, str] = {}  # a group is called by the cell that comes first in the graph
         self.headrooms: dict[str, float] = {}  # the least of each group
         for name, cell in self.plan.cells.items():
-            if cell.headroom is not None and name in self.assignments:
-                group = self.assignments[name].group
+            if name not in self.assignments:
+                continue
+            group = self.assignments[name].group
+            self.first.setdefault(group, name)
+            if cell.headroom is not None:
                 self.headrooms[group] = min(cell.headroom, self.headrooms.get(group, cell.headroom))
 
     def explanation(self) -> Explanation:
